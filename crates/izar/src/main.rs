@@ -1,0 +1,2 @@
+//! The izar command line.
+fn main() {}

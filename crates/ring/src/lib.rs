@@ -1,0 +1,2 @@
+//! Placeholder replaced by the crate proper.
+#![no_std]
