@@ -1,0 +1,195 @@
+"""The OpenAI Python client against a running Izar server with a real model.
+
+    python tests/openai_client.py IZAR MODEL
+
+Starts `IZAR serve MODEL` on a free port, runs every `test_*` function below, and stops it.
+"""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+
+import openai
+
+KEY = "test-key"
+MODEL = "smollm2"
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
+ANSWER = "The capital of France is Paris."
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    def __init__(self, izar, model):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [izar, "serve", model, "--host", "127.0.0.1", "--port", str(self.port),
+             "--served-model-name", MODEL, "--api-key", KEY, "--max-num-seqs", "16"],
+        )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=1).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("the server did not become healthy")
+                time.sleep(0.1)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def metrics(self):
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as r:
+            lines = r.read().decode().splitlines()
+        values = {}
+        for line in lines:
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                values[name.split("{")[0]] = values.get(name.split("{")[0], 0.0) + float(value)
+        return values
+
+
+def raises(status, call):
+    try:
+        call()
+    except openai.APIStatusError as e:
+        assert e.status_code == status, f"wanted {status}, got {e.status_code}: {e}"
+        return e
+    raise AssertionError(f"wanted status {status}, got an answer")
+
+
+def test_chat_answers_like_fp32(c, s):
+    r = c.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert r.choices[0].message.content == ANSWER, r
+    assert r.choices[0].finish_reason == "stop"
+    assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
+
+
+def test_stream_equals_non_stream(c, s):
+    stream = c.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, stream=True,
+        stream_options={"include_usage": True})
+    chunks = list(stream)
+    assert "".join(x.choices[0].delta.content or "" for x in chunks if x.choices) == ANSWER
+    assert len({x.id for x in chunks}) == 1
+    assert [bool(x.usage) for x in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].choices == []
+    finishes = [x.choices[0].finish_reason for x in chunks if x.choices]
+    assert finishes[-1] == "stop" and not any(finishes[:-1]), finishes
+
+
+def test_completion_and_stop_string(c, s):
+    r = c.completions.create(model=MODEL, prompt="The capital of France is", temperature=0,
+                             max_tokens=16, stop=["\n"])
+    assert r.choices[0].text == " Paris.", r
+    assert r.choices[0].finish_reason == "stop"
+
+
+def test_length_and_usage(c, s):
+    r = c.completions.create(model=MODEL, prompt="One two three", max_tokens=7, temperature=0,
+                             extra_body={"ignore_eos": True})
+    assert r.choices[0].finish_reason == "length" and r.usage.completion_tokens == 7
+
+
+def test_logprobs(c, s):
+    r = c.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=3,
+                                  logprobs=True, top_logprobs=2)
+    entries = r.choices[0].logprobs.content
+    assert len(entries) == 3
+    for e in entries:
+        assert e.logprob <= 0 and len(e.top_logprobs) == 2
+        assert e.top_logprobs[0].token == e.token, "greedy takes the most likely token"
+
+
+def test_seed_repeats_and_differs(c, s):
+    def ask(seed):
+        return c.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=24,
+                                    temperature=1.0, seed=seed).choices[0].text
+    assert ask(7) == ask(7)
+    assert ask(7) != ask(8)
+
+
+def test_several_choices(c, s):
+    r = c.chat.completions.create(model=MODEL, messages=QUESTION, n=3, temperature=0.0)
+    assert [x.index for x in r.choices] == [0, 1, 2]
+    assert {x.message.content for x in r.choices} == {ANSWER}
+
+
+def test_models(c, s):
+    assert [m.id for m in c.models.list()] == [MODEL]
+    assert c.models.retrieve(MODEL).id == MODEL
+
+
+def test_errors_name_the_field_and_lose_nothing(c, s):
+    e = raises(400, lambda: c.chat.completions.create(model=MODEL, messages=QUESTION, temperature=9e9))
+    assert e.body["param"] == "temperature", e.body
+    raises(400, lambda: c.chat.completions.create(model=MODEL, messages=[]))
+    raises(404, lambda: c.chat.completions.create(model="nobody", messages=QUESTION))
+    too_long = c.with_options(max_retries=0)
+    raises(400, lambda: too_long.completions.create(model=MODEL, prompt=[1] * 20000, max_tokens=1))
+    raises(401, lambda: openai.OpenAI(base_url=c.base_url, api_key="wrong").models.list())
+    test_chat_answers_like_fp32(c, s)
+
+
+def test_many_at_once_async(c, s):
+    async def run():
+        async with openai.AsyncOpenAI(base_url=c.base_url, api_key=KEY) as a:
+            return await asyncio.gather(*(
+                a.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+                for _ in range(40)))
+    assert {r.choices[0].message.content for r in asyncio.run(run())} == {ANSWER}
+
+
+def test_leaving_frees_everything(c, s):
+    stream = c.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell a very long story."}],
+        max_tokens=2000, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 10
+    while True:
+        m = s.metrics()
+        busy = (m["vllm:num_requests_running"], m["vllm:num_requests_waiting"], m["izar:ring_slots_in_use"])
+        if busy == (0, 0, 0):
+            return
+        assert time.monotonic() < deadline, f"still busy: {busy}"
+        time.sleep(0.05)
+
+
+def main():
+    izar, model = sys.argv[1:]
+    server = Server(izar, model)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120)
+    passed = failed = 0
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            try:
+                test(client, server)
+                passed += 1
+                print(f"ok {name}")
+            except Exception:
+                failed += 1
+                print(f"FAILED {name}")
+                traceback.print_exc()
+    code = server.stop()
+    if code != 0:
+        failed += 1
+        print(f"FAILED the server left with {code} on SIGTERM")
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()
