@@ -1,1 +1,5 @@
-//! Placeholder replaced by the crate proper.
+//! The engine: what runs a model. Steps, KV blocks, placements, and the CPU back end.
+//!
+//! The engine never sees text or HTTP; it meets front ends only through the ring.
+
+pub mod cpu;
