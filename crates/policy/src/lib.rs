@@ -1,2 +1,33 @@
-//! Placeholder replaced by the crate proper.
+//! The policy: what the engine runs next.
+//!
+//! API skeleton; the state behind it follows. How a driver uses it (exact: complete each step before planning the
+//! next; optimistic: plan step n + 1 before completing step n, with two plans in turn):
+//!
+//! ```text
+//! state.add(slot, prompt, max_total_len, priority, arrival_ns)?;
+//! state.plan(now_ns, &mut plan)?;              // entries: decodes, then prefill chunks; may be empty (no step)
+//! // run plan.entries() in order of steps; tables: state.block_table(entry.row)[..entry.num_blocks]
+//! for each entry that samples: if state.accepts(step, slot) { publish the token; push StepResult { slot, token, verdict } }
+//! state.complete_step(step, &results, |departure| finish the request)?;   // also reports the length limit (Cause::Length)
+//! ```
 #![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
+mod config;
+mod hash;
+mod outcome;
+#[cfg(feature = "alloc")]
+mod owned;
+mod plan;
+
+pub use config::{Config, ConfigError, HASHES_PER_PAGE};
+pub use hash::{BlockHash, BlockHasher};
+pub use outcome::{
+    Cause, CompleteError, Departure, Gauges, PlanError, Refusal, StepResult, Verdict,
+};
+#[cfg(feature = "alloc")]
+pub use owned::{OwnedPlan, OwnedState};
+pub use plan::{Plan, PlanEntry, PlanHeader, entry_flags};
