@@ -1,0 +1,147 @@
+//! Looking for what front ends want: submissions, cancellations, recycled slots.
+
+use super::{EngineRing, EngineSlot};
+use crate::layout::{LeaseIdx, SlotIdx};
+use crate::lease::LEASE_DOORBELL;
+use crate::sync::Ordering;
+use crate::words::{SlotWord, State};
+
+/// What happened to a slot. Each is reported once per generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotEvent {
+    /// A request waits to be [claimed](EngineRing::claim) (or completed unclaimed).
+    Submitted {
+        /// The slot.
+        slot: SlotIdx,
+    },
+    /// The front end does not want the rest, or is gone: complete the slot with `Cancelled`. Only for
+    /// slots that are submitted and not complete.
+    Cancelled {
+        /// The slot.
+        slot: SlotIdx,
+    },
+    /// The front end has read everything; the slot is empty.
+    Recycled {
+        /// The slot.
+        slot: SlotIdx,
+    },
+}
+
+impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
+    /// Reports what is new since the last scan. One load per lease when no doorbell has moved; two
+    /// loads per slot of a lease whose doorbell has.
+    pub fn scan(&mut self, f: &mut dyn FnMut(SlotEvent)) {
+        for lease in 0..self.layout.num_leases() {
+            let lease = LeaseIdx(lease);
+            let word = self
+                .memory
+                .word(self.layout.lease_offset(lease) + LEASE_DOORBELL);
+            // SYNC doorbell-rung: pairs with the front end's `write_flag` of the doorbell.
+            // Makes the submit, cancel, recycle and claim words it stored before visible.
+            let doorbell = Some(word.load(Ordering::Acquire));
+            if self.leases[lease.0 as usize].doorbell != doorbell {
+                self.leases[lease.0 as usize].doorbell = doorbell;
+                self.notice_claim(lease, f);
+                self.scan_lease(lease, f);
+            }
+        }
+    }
+
+    fn scan_lease(&mut self, lease: LeaseIdx, f: &mut dyn FnMut(SlotEvent)) {
+        let tracker = &self.leases[lease.0 as usize];
+        if !tracker.held {
+            return;
+        }
+        let tag = tracker.generation;
+        for slot in self.layout.lease_slots(lease) {
+            let slot = SlotIdx(slot);
+            // Relaxed: the engine wrote the status word itself. It is read here rather than the
+            // private table because it is a tenth as much memory.
+            let status = self
+                .memory
+                .word(self.layout.progress_offset(slot))
+                .load(Ordering::Relaxed);
+            let generation = (status >> 32) as u32;
+            match State::from_u8(status as u8) {
+                Some(State::Empty) => self.scan_empty(slot, generation.wrapping_add(1), tag, f),
+                Some(State::DecodeCompleted) => self.scan_completed(slot, generation, tag, f),
+                _ => self.scan_cancel(slot, generation, tag, f),
+            }
+        }
+    }
+
+    fn scan_empty(&mut self, slot: SlotIdx, next: u32, tag: u32, f: &mut dyn FnMut(SlotEvent)) {
+        let word = self.memory.word(self.layout.submit_offset(slot));
+        // SYNC slot-submitted: pairs with the front end's `write_flag` of the submit word.
+        // Makes the request record and its arena payload visible to `claim`.
+        if word.load(Ordering::Acquire)
+            != (SlotWord {
+                generation: next,
+                lease: tag,
+            })
+            .pack()
+        {
+            return;
+        }
+        if self.slot(slot).state == State::Empty {
+            let local = self.slot_mut(slot);
+            local.generation = next;
+            local.state = State::PrefillPending;
+            let lease = self.layout.lease_of(slot);
+            self.leases[lease.0 as usize].num_live += 1;
+            f(SlotEvent::Submitted { slot });
+        }
+        self.scan_cancel(slot, next, tag, f);
+    }
+
+    fn scan_cancel(
+        &mut self,
+        slot: SlotIdx,
+        generation: u32,
+        tag: u32,
+        f: &mut dyn FnMut(SlotEvent),
+    ) {
+        let word = self.memory.word(self.layout.cancel_offset(slot));
+        // SYNC slot-cancelled: pairs with the front end's `write_flag` of the cancel word. Carries
+        // no payload; acquire keeps it after the submission it refers to.
+        if word.load(Ordering::Acquire)
+            == (SlotWord {
+                generation,
+                lease: tag,
+            })
+            .pack()
+        {
+            self.announce_cancel(slot, f);
+        }
+    }
+
+    pub(super) fn announce_cancel(&mut self, slot: SlotIdx, f: &mut dyn FnMut(SlotEvent)) {
+        let local = self.slot_mut(slot);
+        if !local.cancelled {
+            local.cancelled = true;
+            f(SlotEvent::Cancelled { slot });
+        }
+    }
+
+    fn scan_completed(
+        &mut self,
+        slot: SlotIdx,
+        generation: u32,
+        tag: u32,
+        f: &mut dyn FnMut(SlotEvent),
+    ) {
+        let word = self.memory.word(self.layout.recycle_offset(slot));
+        // SYNC slot-read-out: pairs with the front end's `write_flag` of the recycle word. Orders
+        // the front end's last read of the slot's output before the engine's next write of it.
+        if word.load(Ordering::Acquire)
+            == (SlotWord {
+                generation,
+                lease: tag,
+            })
+            .pack()
+        {
+            self.empty(slot);
+            f(SlotEvent::Recycled { slot });
+        }
+    }
+}
