@@ -5,7 +5,7 @@
 //! its largest matrix, generation takes a second, and the same config always gives the same weights.
 //! Matrices are uniform in ±[`AMPLITUDE`]; norms are all ones; biases come from the same stream.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 use half::{bf16, f16};
 
@@ -57,7 +57,7 @@ impl DummyWeights {
         let data = if is_norm(param) {
             &self.ones[..bytes]
         } else {
-            let mut hasher = DefaultHasher::new();
+            let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
             param.hash(&mut hasher);
             let window = hasher.finish() as usize % (MARGIN / WINDOW_STEP);
             &self.random[window * WINDOW_STEP * self.dtype.block_bytes()..][..bytes]
@@ -69,6 +69,21 @@ impl DummyWeights {
             cols,
             data,
         })
+    }
+}
+
+/// FNV-1a, so that windows do not move when the standard library's hasher changes.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 

@@ -31,7 +31,12 @@ mod dequant;
 pub mod dtype;
 mod dummy;
 mod error;
+pub mod gguf;
+mod json;
+mod names;
 pub mod param;
+mod safetensors;
+mod table;
 
 pub use checkpoint::{Checkpoint, LoadFormat};
 pub use config::{
@@ -40,4 +45,5 @@ pub use config::{
 };
 pub use dtype::Dtype;
 pub use error::LoadError;
+pub use gguf::Gguf;
 pub use param::{LayerParam, Param, TensorView};

@@ -8,6 +8,9 @@
 //! Every layer is: RMS norm, attention scaled by `head_dim^-0.5`, residual, RMS norm, SwiGLU (dense or
 //! mixture of experts), residual.
 
+pub(crate) mod gguf;
+pub(crate) mod hf;
+mod hf_rope;
 mod rope;
 
 pub use rope::{Pairing, RopeConfig, RopeFrequencies, RopeScaling};
@@ -16,6 +19,12 @@ use crate::Dtype;
 
 /// Upper bound on any single size in a config, so that products of two fit in 64 bits with room.
 pub const MAX_SIZE: usize = 1 << 24;
+
+/// Upper bound on layers, and on experts of a layer.
+pub const MAX_COUNT: usize = 4096;
+
+/// Upper bound on the elements of one matrix.
+pub const MAX_ELEMENTS: usize = 1 << 32;
 
 /// The model families Izar runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,6 +188,95 @@ impl ModelConfig {
             _ => 0.0,
         };
         self.max_position_embeddings.max(stretched as usize)
+    }
+}
+
+/// Two sizes that cannot both be right, by the key to blame in either kind of file.
+pub(crate) struct Inconsistency {
+    pub(crate) hf_key: &'static str,
+    pub(crate) gguf_key: &'static str,
+    pub(crate) expected: String,
+    pub(crate) found: String,
+}
+
+impl ModelConfig {
+    /// The first way in which the sizes contradict one another.
+    pub(crate) fn inconsistency(&self) -> Option<Inconsistency> {
+        let wrong = |hf_key, gguf_key, expected: String, found: usize| {
+            let found = found.to_string();
+            Some(Inconsistency {
+                hf_key,
+                gguf_key,
+                expected,
+                found,
+            })
+        };
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            let expected = format!("a divisor of the {} heads", self.num_heads);
+            return wrong(
+                "num_key_value_heads",
+                "attention.head_count_kv",
+                expected,
+                self.num_kv_heads,
+            );
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return wrong(
+                "head_dim",
+                "attention.key_length",
+                "an even number".into(),
+                self.head_dim,
+            );
+        }
+        if self.num_layers > MAX_COUNT {
+            let expected = format!("at most {MAX_COUNT}");
+            return wrong(
+                "num_hidden_layers",
+                "block_count",
+                expected,
+                self.num_layers,
+            );
+        }
+        let moe_inner = self.moe.as_ref().map_or(0, |moe| moe.moe_intermediate_size);
+        let widest = [
+            (self.vocab_size, "vocab_size", "vocab_size"),
+            (self.q_size(), "num_attention_heads", "attention.head_count"),
+            (
+                self.intermediate_size,
+                "intermediate_size",
+                "feed_forward_length",
+            ),
+            (
+                moe_inner,
+                "moe_intermediate_size",
+                "expert_feed_forward_length",
+            ),
+        ];
+        for (features, hf_key, gguf_key) in widest {
+            if features.saturating_mul(self.hidden_size) > MAX_ELEMENTS {
+                let expected = format!("at most {MAX_ELEMENTS} elements in a matrix");
+                return wrong(hf_key, gguf_key, expected, features * self.hidden_size);
+            }
+        }
+        let moe = self.moe.as_ref()?;
+        if moe.num_experts > MAX_COUNT {
+            return wrong(
+                "num_experts",
+                "expert_count",
+                format!("at most {MAX_COUNT}"),
+                moe.num_experts,
+            );
+        }
+        if moe.num_experts_per_tok > moe.num_experts {
+            let expected = format!("at most the {} experts", moe.num_experts);
+            return wrong(
+                "num_experts_per_tok",
+                "expert_used_count",
+                expected,
+                moe.num_experts_per_tok,
+            );
+        }
+        None
     }
 }
 

@@ -168,6 +168,22 @@ impl RopeConfig {
     }
 }
 
+/// LongRoPE's factor on cos and sin for a stretch beyond `original` tokens.
+pub(super) fn longrope_attention(stretch: f64, original: usize) -> f64 {
+    if stretch <= 1.0 || original <= 1 {
+        return 1.0;
+    }
+    (1.0 + stretch.ln() / (original as f64).ln()).sqrt()
+}
+
+/// YaRN's factor on cos and sin, with `mscale` on the logarithm.
+pub(super) fn yarn_attention(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 {
+        return 1.0;
+    }
+    0.1 * mscale * factor.ln() + 1.0
+}
+
 fn divide(plain: impl Iterator<Item = f64>, divisors: &[f32]) -> Vec<f64> {
     plain
         .zip(divisors)
