@@ -248,7 +248,7 @@ fn moe(
 }
 
 /// Layers that `mlp_only_layers` makes dense.
-fn dense_layers(root: Object<'_>) -> Result<Vec<u64>, LoadError> {
+fn dense_layers(root: Object<'_>) -> Result<HashSet<u64>, LoadError> {
     let list = root.opt_list("mlp_only_layers")?.unwrap_or_default();
     let layer = |value: &serde_json::Value| {
         let wrong = || root.refuse("mlp_only_layers", "a list of layers", json::describe(value));
