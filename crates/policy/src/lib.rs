@@ -16,18 +16,33 @@
 #[cfg(feature = "alloc")]
 extern crate alloc;
 
+mod complete;
 mod config;
 mod hash;
+mod hashes;
+mod integrity;
+mod memory;
 mod outcome;
 #[cfg(feature = "alloc")]
 mod owned;
 mod plan;
+mod pool;
+mod rows;
+mod schedule;
+mod sequence;
+mod state;
+mod waiting;
 
 pub use config::{Config, ConfigError, HASHES_PER_PAGE};
 pub use hash::{BlockHash, BlockHasher};
+pub use integrity::Violation;
+pub use memory::{Globals, Memory, MemorySizes, SizeMismatch, State};
 pub use outcome::{
     Cause, CompleteError, Departure, Gauges, PlanError, Refusal, StepResult, Verdict,
 };
 #[cfg(feature = "alloc")]
 pub use owned::{OwnedPlan, OwnedState};
 pub use plan::{Plan, PlanEntry, PlanHeader, entry_flags};
+pub use pool::Block;
+pub use rows::FreeRow;
+pub use sequence::Sequence;

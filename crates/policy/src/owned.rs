@@ -4,14 +4,34 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use crate::config::{Config, ConfigError};
+use crate::hash::BlockHash;
+use crate::integrity::Violation;
+use crate::memory::{Globals, Memory, MemorySizes, State};
 use crate::outcome::{CompleteError, Departure, Gauges, PlanError, Refusal, StepResult};
 use crate::plan::{Plan, PlanEntry, PlanHeader};
+use crate::pool::Block;
+use crate::rows::FreeRow;
+use crate::sequence::Sequence;
 
-/// A scheduler whose memory it owns.
-#[derive(Debug)]
+/// A scheduler whose memory it owns. Its methods are those of [`State`].
+#[derive(Clone, Debug)]
 pub struct OwnedState {
     config: Config,
+    globals: Globals,
+    sequences: Box<[Sequence]>,
+    waiting: Box<[u32]>,
+    running: Box<[u32]>,
+    rows: Box<[FreeRow]>,
     block_tables: Box<[u32]>,
+    blocks: Box<[Block]>,
+    buckets: Box<[u32]>,
+    hashes: Box<[BlockHash]>,
+    hash_page_tables: Box<[u32]>,
+    free_hash_pages: Box<[u32]>,
+}
+
+fn boxed<T: Clone + Default>(len: usize) -> Box<[T]> {
+    vec![T::default(); len].into_boxed_slice()
 }
 
 impl OwnedState {
@@ -21,11 +41,41 @@ impl OwnedState {
     /// What [`Config::validate`] finds.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
-        let num_entries = config.max_num_seqs as usize * config.max_blocks_per_seq() as usize;
-        Ok(Self {
+        let sizes = MemorySizes::new(&config);
+        let mut owned = Self {
             config,
-            block_tables: vec![0; num_entries].into_boxed_slice(),
-        })
+            globals: Globals::default(),
+            sequences: boxed(sizes.sequences),
+            waiting: boxed(sizes.waiting),
+            running: boxed(sizes.running),
+            rows: boxed(sizes.rows),
+            block_tables: boxed(sizes.block_tables),
+            blocks: boxed(sizes.blocks),
+            buckets: boxed(sizes.buckets),
+            hashes: boxed(sizes.hashes),
+            hash_page_tables: boxed(sizes.hash_page_tables),
+            free_hash_pages: boxed(sizes.free_hash_pages),
+        };
+        owned.state().clear();
+        Ok(owned)
+    }
+
+    /// The scheduler itself.
+    pub fn state(&mut self) -> State<'_> {
+        let memory = Memory {
+            globals: &mut self.globals,
+            sequences: &mut self.sequences,
+            waiting: &mut self.waiting,
+            running: &mut self.running,
+            rows: &mut self.rows,
+            block_tables: &mut self.block_tables,
+            blocks: &mut self.blocks,
+            buckets: &mut self.buckets,
+            hashes: &mut self.hashes,
+            hash_page_tables: &mut self.hash_page_tables,
+            free_hash_pages: &mut self.free_hash_pages,
+        };
+        State::assemble(&self.config, memory)
     }
 
     /// The configuration.
@@ -38,50 +88,53 @@ impl OwnedState {
         OwnedPlan::new(self.config.max_num_seqs)
     }
 
-    /// Adds a sequence; FCFS by `arrival_ns` inside a priority, lower values first.
+    /// See [`State::add`].
     ///
     /// # Errors
     /// [`Refusal`]; the state is unchanged.
     pub fn add(
         &mut self,
-        _slot: u32,
-        _prompt: &[u32],
-        _max_total_len: u32,
-        _priority: i32,
-        _arrival_ns: u64,
+        slot: u32,
+        prompt: &[u32],
+        max_total_len: u32,
+        priority: i32,
+        arrival_ns: u64,
     ) -> Result<(), Refusal> {
-        todo!()
+        self.state()
+            .add(slot, prompt, max_total_len, priority, arrival_ns)
     }
 
-    /// Takes a sequence out at once, whatever it is doing.
-    pub fn cancel(&mut self, _slot: u32) -> Option<Departure> {
-        todo!()
+    /// See [`State::cancel`].
+    pub fn cancel(&mut self, slot: u32) -> Option<Departure> {
+        self.state().cancel(slot)
     }
 
-    /// Plans the next step.
+    /// See [`State::plan`].
     ///
     /// # Errors
     /// [`PlanError`]; neither state nor plan changed.
-    pub fn plan(&mut self, _now_ns: u64, _plan: &mut OwnedPlan) -> Result<(), PlanError> {
-        todo!()
+    pub fn plan(&mut self, now_ns: u64, plan: &mut OwnedPlan) -> Result<(), PlanError> {
+        self.state().plan(now_ns, &mut plan.view())
     }
 
-    /// Whether the token that `step` sampled for `slot` counts. False for what was planned once too often.
-    pub fn accepts(&self, _step: u64, _slot: u32) -> bool {
-        todo!()
+    /// See [`State::accepts`].
+    pub fn accepts(&self, step: u64, slot: u32) -> bool {
+        self.sequences
+            .get(slot as usize)
+            .is_some_and(|seq| seq.accepts(step))
     }
 
-    /// Takes in the outcome of the oldest step in flight, and reports who left.
+    /// See [`State::complete_step`].
     ///
     /// # Errors
     /// [`CompleteError`]; the state is unchanged.
     pub fn complete_step(
         &mut self,
-        _step: u64,
-        _results: &[StepResult],
-        _departed: impl FnMut(Departure),
+        step: u64,
+        results: &[StepResult],
+        departed: impl FnMut(Departure),
     ) -> Result<(), CompleteError> {
-        todo!()
+        self.state().complete_step(step, results, departed)
     }
 
     /// The block table row of a running sequence; the plan entry's `num_blocks` says how many entries are valid.
@@ -90,9 +143,17 @@ impl OwnedState {
         &self.block_tables[row as usize * width..][..width]
     }
 
-    /// Figures for metrics.
-    pub fn gauges(&self) -> Gauges {
-        todo!()
+    /// See [`State::gauges`].
+    pub fn gauges(&mut self) -> Gauges {
+        self.state().gauges()
+    }
+
+    /// See [`State::check_integrity`].
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn check_integrity(&mut self) -> Result<(), Violation> {
+        self.state().check_integrity()
     }
 }
 
