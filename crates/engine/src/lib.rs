@@ -3,3 +3,4 @@
 //! The engine never sees text or HTTP; it meets front ends only through the ring.
 
 pub mod cpu;
+pub mod sampling;

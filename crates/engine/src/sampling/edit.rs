@@ -1,0 +1,116 @@
+//! Everything that changes logits before the temperature: bias, masks, penalties, in this order.
+//!
+//! The order is vLLM's where it matters: a bias is added before the repetition penalty looks at the sign, and the
+//! multiplicative penalty comes before the additive ones. Masked tokens get -∞, which no later edit undoes.
+
+use super::lanes::multiversion;
+use super::row::RowState;
+
+/// Whether `row` masks any token at its present position.
+pub(super) fn has_masks(row: &RowState, grammar: Option<&[u32]>) -> bool {
+    grammar.is_some() || row.has_allowed_ids || masks_stop_ids(row) || !row.bad_words.is_empty()
+}
+
+/// Whether `row` changes any logit without masking it.
+pub(super) fn has_changes(row: &RowState) -> bool {
+    !row.logit_bias.is_empty() || !row.counts.seen().is_empty()
+}
+
+fn masks_stop_ids(row: &RowState) -> bool {
+    row.num_generated < row.params.min_tokens && !row.stop_ids.is_empty()
+}
+
+/// Applies all of `row`'s edits to `logits` [vocab_size]. `grammar`: bit `id % 32` of word `id / 32` is set if allowed.
+pub(super) fn apply(logits: &mut [f32], row: &RowState, grammar: Option<&[u32]>) {
+    for &(token, bias) in &row.logit_bias {
+        logits[token as usize] += bias;
+    }
+    if row.has_allowed_ids {
+        mask(logits, &row.allowed_ids);
+    }
+    if let Some(grammar) = grammar {
+        mask(logits, grammar);
+    }
+    if masks_stop_ids(row) {
+        for &token in &row.stop_ids {
+            logits[token as usize] = f32::NEG_INFINITY;
+        }
+    }
+    mask_bad_words(logits, row);
+    penalise(logits, row);
+}
+
+/// Masks the last token of every bad word whose other tokens were just generated.
+fn mask_bad_words(logits: &mut [f32], row: &RowState) {
+    for word in super::params::BadWords(&row.bad_words).iter().flatten() {
+        let Some((&last, prefix)) = word.split_last() else {
+            continue;
+        };
+        if row.tail.ends_with(prefix) {
+            logits[last as usize] = f32::NEG_INFINITY;
+        }
+    }
+}
+
+fn penalise(logits: &mut [f32], row: &RowState) {
+    let params = &row.params;
+    let repetition = params.repetition_penalty;
+    for seen in row.counts.seen() {
+        let mut x = logits[seen.token as usize];
+        if repetition != 1.0 {
+            x = if x > 0.0 {
+                x / repetition
+            } else {
+                x * repetition
+            };
+        }
+        if seen.num_generated > 0 {
+            x -= params.frequency_penalty * seen.num_generated as f32;
+            x -= params.presence_penalty;
+        }
+        logits[seen.token as usize] = x;
+    }
+}
+
+/// Gives +∞ its meaning, a token that is certain: the infinite logits become 0 and all others -∞.
+pub(super) fn level_infinite(logits: &mut [f32]) {
+    for x in logits {
+        *x = if *x == f32::INFINITY {
+            0.0
+        } else {
+            f32::NEG_INFINITY
+        };
+    }
+}
+
+multiversion! {
+    /// Sets the logits whose bit in `allowed` is clear to -∞. Tokens beyond the mask are not allowed.
+    fn mask(logits: &mut [f32], allowed: &[u32]) = mask_body
+}
+
+#[inline(always)]
+fn mask_body(logits: &mut [f32], allowed: &[u32]) {
+    let (words, rest) = logits.as_chunks_mut::<32>();
+    let bits = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (word, bits) in words.iter_mut().zip(bits) {
+        match bits {
+            0 => *word = [f32::NEG_INFINITY; 32],
+            u32::MAX => {}
+            _ => {
+                for (bit, x) in word.iter_mut().enumerate() {
+                    *x = if bits >> bit & 1 != 0 {
+                        *x
+                    } else {
+                        f32::NEG_INFINITY
+                    };
+                }
+            }
+        }
+    }
+    let bits = allowed.get(words.len()).copied().unwrap_or(0);
+    for (bit, x) in rest.iter_mut().enumerate() {
+        if bits >> bit & 1 == 0 {
+            *x = f32::NEG_INFINITY;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Log-probabilities of the raw logits: before bias, masks, penalties and temperature, as vLLM reports them by default.
+
+use super::elementary::exp_nonpositive;
+use super::lanes::{BLOCK, LANES, multiversion};
+
+/// A token and the logarithm of its probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm, finite: what is too small to represent is [`MIN_LOGPROB`].
+    pub logprob: f32,
+}
+
+/// Stands for minus infinity, as in vLLM's server: JSON has no infinities.
+pub const MIN_LOGPROB: f32 = -9999.0;
+
+/// The logprobs of one sampled token.
+#[derive(Clone, Debug)]
+pub struct Logprobs {
+    entries: Vec<TokenLogprob>,
+    rank: u32,
+}
+
+impl Logprobs {
+    /// Room for `max_logprobs` top tokens.
+    pub fn new(max_logprobs: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(1 + max_logprobs),
+            rank: 0,
+        }
+    }
+
+    /// The sampled token first, then the most likely tokens in falling order (equal ones by rising id); the sampled token
+    /// is among those again if it is one of them. Empty before the first token.
+    pub fn entries(&self) -> &[TokenLogprob] {
+        &self.entries
+    }
+
+    /// How many tokens are at least as likely as the sampled one, itself included: 1 for the most likely.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.rank = 0;
+    }
+
+    /// Makes room for the sampled token only.
+    pub(super) fn reset(&mut self) {
+        self.entries.clear();
+        self.entries.push(TokenLogprob {
+            token: 0,
+            logprob: MIN_LOGPROB,
+        });
+    }
+
+    pub(super) fn set_sampled(&mut self, token: u32, logprob: f32, rank: u32) {
+        self.entries[0] = TokenLogprob { token, logprob };
+        self.rank = rank;
+    }
+
+    /// Appends the `num_top` largest of the tokens, which are in rising order; `last` is the value of the smallest of them.
+    pub(super) fn set_top(
+        &mut self,
+        tokens: &[u32],
+        values: &[f32],
+        last: f32,
+        num_top: usize,
+        normaliser: Normaliser,
+    ) {
+        let num_larger = values.iter().filter(|&&v| v > last).count();
+        let mut num_equal = num_top.saturating_sub(num_larger);
+        for (&token, &logit) in tokens.iter().zip(values) {
+            let is_equal = logit == last && num_equal > 0;
+            num_equal -= usize::from(is_equal);
+            if logit > last || is_equal {
+                // The logit for now: more tokens are equal once they are logprobs.
+                self.entries.push(TokenLogprob {
+                    token,
+                    logprob: logit,
+                });
+            }
+        }
+        let top = &mut self.entries[1..];
+        top.sort_unstable_by(|a, b| b.logprob.total_cmp(&a.logprob).then(a.token.cmp(&b.token)));
+        for entry in top {
+            entry.logprob = normaliser.logprob(entry.logprob);
+        }
+    }
+}
+
+/// What turns the logits of a row into log-probabilities: their maximum and the logarithm of the sum of exponentials.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Normaliser {
+    max: f32,
+    log_sum: f32,
+}
+
+impl Normaliser {
+    /// `max` is the largest of `logits`, above -∞.
+    pub fn new(logits: &[f32], max: f32) -> Self {
+        let log_sum = sum_exp(logits, max).ln() as f32;
+        Self { max, log_sum }
+    }
+
+    /// The logprob of a token with this logit.
+    pub fn logprob(self, logit: f32) -> f32 {
+        // Infinity minus infinity is not a number, but a token as likely as the likeliest is at distance 0.
+        let distance = if logit == self.max {
+            0.0
+        } else {
+            logit - self.max
+        };
+        (distance - self.log_sum).max(MIN_LOGPROB)
+    }
+}
+
+multiversion! {
+    /// The sum of `e^(logit - max)`, in double precision over blocks summed in single precision.
+    fn sum_exp(logits: &[f32], max: f32) -> f64 = sum_exp_body
+}
+
+#[inline(always)]
+fn sum_exp_body(logits: &[f32], max: f32) -> f64 {
+    let term = |x: f32| exp_nonpositive(if x == max { 0.0 } else { x - max });
+    let mut total = 0.0;
+    for block in logits.chunks(BLOCK) {
+        let mut sums = [0.0; LANES];
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        for chunk in chunks {
+            for lane in 0..LANES {
+                sums[lane] += term(chunk[lane]);
+            }
+        }
+        for (lane, &x) in rest.iter().enumerate() {
+            sums[lane] += term(x);
+        }
+        total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+    }
+    total
+}

@@ -1,0 +1,200 @@
+//! The sampler proper: one row of logits in, one token out.
+
+use super::candidates::{Affine, Candidates, Selection};
+use super::edit;
+use super::lanes::{BLOCK, LANES};
+use super::logprobs::{Logprobs, Normaliser};
+use super::race::{self, Draws};
+use super::row::RowState;
+use super::scan::{self, GroupMaxima};
+use super::truncate::{self, Kept};
+use thiserror::Error;
+
+/// Why no token could be sampled. Only the sequence whose row it was is affected.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum SampleError {
+    /// A logit is not a number, or all are minus infinity: the model computed nonsense.
+    #[error("the model's logits are not finite")]
+    NonFinite,
+    /// Allowed tokens, bad words, minimum length and grammar together forbid every token.
+    #[error("the request's constraints leave no token to sample")]
+    NothingAllowed,
+}
+
+/// Scratch memory for sampling rows, one for each worker thread.
+#[derive(Debug)]
+pub struct Sampler {
+    vocab_size: usize,
+    maxima: Vec<GroupMaxima>,
+    candidates: Candidates,
+    selection: Selection,
+    /// An edited copy of the row, where the raw one is still needed for logprobs.
+    edited: Vec<f32>,
+}
+
+impl Sampler {
+    /// Scratch for rows of `vocab_size` logits (at most 2^22): about 16 bytes a token. Nothing is allocated later.
+    pub fn new(vocab_size: usize) -> Self {
+        assert!(
+            (1..=1 << 22).contains(&vocab_size),
+            "vocab_size {vocab_size} is not in 1..=2^22"
+        );
+        Self {
+            vocab_size,
+            maxima: vec![[0.0; LANES]; vocab_size.div_ceil(BLOCK)],
+            candidates: Candidates::new(vocab_size),
+            selection: Selection::new(),
+            edited: vec![0.0; vocab_size],
+        }
+    }
+
+    /// Samples the next token of the sequence bound to `row` and records it there.
+    ///
+    /// `logits` [vocab_size] f32 are overwritten. `grammar` allows token `id` if bit `id % 32` of word `id / 32` is set.
+    /// On an error nothing was recorded. [`RowState::logprobs`] has the token's logprobs afterwards.
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        row: &mut RowState,
+        grammar: Option<&[u32]>,
+    ) -> Result<u32, SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "logits of a row");
+        let wants_logprobs = row.params.logprobs.is_some();
+        let has_masks = edit::has_masks(row, grammar);
+        let is_edited = has_masks || edit::has_changes(row);
+
+        let mut raw_max = f32::NEG_INFINITY;
+        if wants_logprobs || has_masks || !is_edited {
+            raw_max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
+        }
+        let Some(num_top) = row.params.logprobs else {
+            let token = self.choose(logits, row, grammar, is_edited, raw_max)?;
+            row.push(token);
+            return Ok(token);
+        };
+
+        let normaliser = Normaliser::new(logits, raw_max);
+        self.top_logprobs(logits, normaliser, num_top as usize, &mut row.logprobs);
+        let token = if is_edited || raw_max == f32::INFINITY {
+            // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies nothing.
+            let mut edited = std::mem::take(&mut self.edited);
+            edited.copy_from_slice(logits);
+            let token = self.choose(&mut edited, row, grammar, is_edited, raw_max);
+            self.edited = edited;
+            token?
+        } else {
+            self.choose(logits, row, grammar, is_edited, raw_max)?
+        };
+        let logit = logits[token as usize];
+        let rank = scan::count_at_least(logits, logit);
+        row.logprobs
+            .set_sampled(token, normaliser.logprob(logit), rank);
+        row.push(token);
+        Ok(token)
+    }
+
+    /// Log-probabilities of a token that was not sampled but given, such as one of the prompt, in the distribution
+    /// that `logits` [vocab_size] stand for, and of the `num_top` most likely ones.
+    pub fn logprobs_of(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        num_top: usize,
+        out: &mut Logprobs,
+    ) -> Result<(), SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "logits of a row");
+        let max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
+        let normaliser = Normaliser::new(logits, max);
+        self.top_logprobs(logits, normaliser, num_top, out);
+        let logit = logits[token as usize];
+        out.set_sampled(
+            token,
+            normaliser.logprob(logit),
+            scan::count_at_least(logits, logit),
+        );
+        Ok(())
+    }
+
+    /// Edits the logits and picks a token. `maxima` are those of the logits unless they are to be edited.
+    fn choose(
+        &mut self,
+        logits: &mut [f32],
+        row: &RowState,
+        grammar: Option<&[u32]>,
+        is_edited: bool,
+        raw_max: f32,
+    ) -> Result<u32, SampleError> {
+        let mut max = raw_max;
+        if is_edited {
+            edit::apply(logits, row, grammar);
+            // Only masks can leave nothing where there was something.
+            let none_left = match raw_max > f32::NEG_INFINITY {
+                true => SampleError::NothingAllowed,
+                false => SampleError::NonFinite,
+            };
+            max = self.scan(logits)?.ok_or(none_left)?;
+        }
+        if max == f32::INFINITY {
+            edit::level_infinite(logits);
+            max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
+        }
+        let most_likely = scan::first_of(logits, &self.maxima, max);
+        if row.params.is_greedy() {
+            return Ok(most_likely);
+        }
+        Ok(self.draw(logits, row, max, most_likely))
+    }
+
+    fn draw(&mut self, logits: &[f32], row: &RowState, max: f32, most_likely: u32) -> u32 {
+        let map = Affine {
+            shift: max,
+            scale: 1.0 / row.params.temperature,
+        };
+        let draws = Draws {
+            key: row.key,
+            position: row.num_generated,
+        };
+        let (candidates, selection) = (&mut self.candidates, &mut self.selection);
+        match truncate::truncate(
+            logits,
+            &self.maxima,
+            map,
+            &row.params,
+            candidates,
+            selection,
+        ) {
+            Kept::All => race::among_all(logits, &self.maxima, map, most_likely, draws),
+            Kept::Listed => race::among(candidates, draws),
+        }
+    }
+
+    /// Fills `out` with room for the sampled token and the `num_top` most likely ones. `maxima` are those of `logits`.
+    fn top_logprobs(
+        &mut self,
+        logits: &[f32],
+        normaliser: Normaliser,
+        num_top: usize,
+        out: &mut Logprobs,
+    ) {
+        let num_top = num_top.min(self.vocab_size);
+        out.reset();
+        if num_top == 0 {
+            return;
+        }
+        let map = Affine::IDENTITY;
+        let bound = truncate::kth_group_value(&self.maxima, map, num_top, &mut self.selection);
+        self.candidates.gather(logits, &self.maxima, map, bound);
+        let values = self.candidates.values();
+        let last = self.selection.threshold(values, |_| 1, num_top as f64);
+        out.set_top(self.candidates.tokens(), values, last, num_top, normaliser);
+    }
+
+    /// The largest logit, `None` if there is none above minus infinity.
+    fn scan(&mut self, logits: &[f32]) -> Result<Option<f32>, SampleError> {
+        let found = scan::scan(logits, &mut self.maxima);
+        if found.has_nan {
+            return Err(SampleError::NonFinite);
+        }
+        Ok((found.max > f32::NEG_INFINITY).then_some(found.max))
+    }
+}
