@@ -1,0 +1,220 @@
+//! The encoders behind [`crate::Tokenizer`]: `fastokens`, or Hugging Face's `tokenizers`.
+//!
+//! Both get the same definition and give the model's ids for one piece of text, without framing. `fastokens` is used
+//! only if it accepts the definition and gives the reference's ids for the texts of the self-check; otherwise, and if
+//! it ever fails on a text, `tokenizers` encodes.
+
+use std::sync::OnceLock;
+
+use fastokens::AddedTokenPolicy;
+use serde_json::Value;
+use tokenizers::Tokenizer as Reference;
+
+use crate::definition::Definition;
+use crate::error::{EncodeError, TokenizerError};
+
+mod selfcheck;
+
+/// Whether special tokens written in the text are control tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Specials {
+    /// They are.
+    Control,
+    /// They are text.
+    Text,
+}
+
+/// Where a piece stands in its text: SentencePiece vocabularies may put a space before the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Start,
+    Later,
+}
+
+/// The encoder in use.
+pub(crate) enum Backend {
+    Fast(Box<Fast>),
+    Reference(Box<ReferenceSet>),
+}
+
+/// `fastokens`, with the definition kept so that a text it fails on can go to the reference.
+pub(crate) struct Fast {
+    tokenizer: fastokens::Tokenizer,
+    definition: Value,
+    fallback: OnceLock<Option<ReferenceSet>>,
+}
+
+/// `tokenizers` holds "special tokens are text" as a property of the whole tokenizer, so there is one instance per
+/// way of encoding, made when first needed.
+pub(crate) struct ReferenceSet {
+    control: Reference,
+    text: OnceLock<Reference>,
+    /// `text` for a piece that is not at the start; only where the pre-tokenizer cares.
+    later: Option<OnceLock<Reference>>,
+}
+
+impl Backend {
+    /// Chooses a back end for `definition`; says in the log why it is not the fast one.
+    pub fn new(definition: &Definition) -> Result<Self, TokenizerError> {
+        let (fast, reference) = std::thread::scope(|scope| {
+            let fast = scope.spawn(|| fastokens::Tokenizer::from_json(definition.json.clone()));
+            let reference = ReferenceSet::new(definition);
+            (fast.join(), reference)
+        });
+        let reference = reference?;
+        let fast = match fast {
+            Ok(Ok(fast)) => fast,
+            Ok(Err(error)) => {
+                tracing::info!(
+                    "encoding with `tokenizers`: fastokens refuses this vocabulary: {error}"
+                );
+                return Ok(Self::Reference(Box::new(reference)));
+            }
+            Err(_) => {
+                tracing::warn!("encoding with `tokenizers`: fastokens panicked on this vocabulary");
+                return Ok(Self::Reference(Box::new(reference)));
+            }
+        };
+        let fast = Fast {
+            tokenizer: fast,
+            definition: definition.json.clone(),
+            fallback: OnceLock::new(),
+        };
+        match selfcheck::first_difference(&fast, &reference) {
+            None => Ok(Self::Fast(Box::new(fast))),
+            Some(text) => {
+                tracing::warn!(
+                    "encoding with `tokenizers`: fastokens gives other ids for {text:?}"
+                );
+                Ok(Self::Reference(Box::new(reference)))
+            }
+        }
+    }
+
+    /// The name of the crate that encodes.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fast(_) => "fastokens",
+            Self::Reference(_) => "tokenizers",
+        }
+    }
+
+    /// Appends the ids of `text` to `out`.
+    pub fn encode(
+        &self,
+        text: &str,
+        specials: Specials,
+        place: Place,
+        out: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        match self {
+            Self::Fast(fast) => fast.encode(text, specials, place, out),
+            Self::Reference(reference) => reference.encode(text, specials, place, out),
+        }
+    }
+}
+
+impl Fast {
+    fn try_encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, fastokens::Error> {
+        let policy = match specials {
+            Specials::Control => AddedTokenPolicy::All,
+            Specials::Text => AddedTokenPolicy::SkipSpecial,
+        };
+        self.tokenizer.encode_with_policy(text, false, policy)
+    }
+
+    fn encode(
+        &self,
+        text: &str,
+        specials: Specials,
+        place: Place,
+        out: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        match self.try_encode(text, specials) {
+            Ok(ids) => {
+                out.extend_from_slice(&ids);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!("fastokens failed on a text, `tokenizers` encodes it: {error}");
+                let reference = self
+                    .fallback
+                    .get_or_init(|| ReferenceSet::from_json(&self.definition, false).ok());
+                match reference {
+                    Some(reference) => reference.encode(text, specials, place, out),
+                    None => Err(EncodeError(error.to_string())),
+                }
+            }
+        }
+    }
+}
+
+impl ReferenceSet {
+    fn new(definition: &Definition) -> Result<Self, TokenizerError> {
+        Self::from_json(&definition.json, definition.prepends_first_only())
+    }
+
+    fn from_json(json: &Value, first_only: bool) -> Result<Self, TokenizerError> {
+        let control = Reference::from_bytes(serde_json::to_vec(json)?)
+            .map_err(|e| TokenizerError::Refused(e.to_string()))?;
+        Ok(Self {
+            control,
+            text: OnceLock::new(),
+            later: first_only.then(OnceLock::new),
+        })
+    }
+
+    fn get(&self, specials: Specials, place: Place) -> &Reference {
+        let text = || {
+            let mut text = self.control.clone();
+            text.set_encode_special_tokens(true);
+            text
+        };
+        match (specials, place, &self.later) {
+            (Specials::Control, _, _) => &self.control,
+            (Specials::Text, Place::Later, Some(later)) => later.get_or_init(|| {
+                let mut later = text();
+                let step = later.get_pre_tokenizer().cloned().map(without_prepend);
+                later.with_pre_tokenizer(step);
+                later
+            }),
+            (Specials::Text, _, _) => self.text.get_or_init(text),
+        }
+    }
+
+    fn encode(
+        &self,
+        text: &str,
+        specials: Specials,
+        place: Place,
+        out: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        let encoding = self
+            .get(specials, place)
+            .encode_fast(text, false)
+            .map_err(|e| EncodeError(e.to_string()))?;
+        out.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+}
+
+fn without_prepend(step: tokenizers::PreTokenizerWrapper) -> tokenizers::PreTokenizerWrapper {
+    use tokenizers::PreTokenizerWrapper as Step;
+    use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+    match step {
+        Step::Metaspace(mut metaspace) => {
+            metaspace.set_prepend_scheme(PrependScheme::Never);
+            Step::Metaspace(metaspace)
+        }
+        Step::Sequence(sequence) => {
+            let steps = sequence
+                .as_ref()
+                .iter()
+                .cloned()
+                .map(without_prepend)
+                .collect();
+            Step::Sequence(tokenizers::pre_tokenizers::sequence::Sequence::new(steps))
+        }
+        other => other,
+    }
+}

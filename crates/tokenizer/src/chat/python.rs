@@ -1,0 +1,87 @@
+//! What Hugging Face's template environment has beyond Jinja, and where Python's answers differ from minijinja's.
+
+use jiff::Zoned;
+use jiff::tz::TimeZone;
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use super::render::{MARKS, NOW};
+use super::tojson;
+
+/// The message of a template's `raise_exception`, as the source of the render's error.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Raised(pub String);
+
+/// Adds functions, filters, tests and methods to `env`.
+pub(super) fn install(env: &mut Environment<'static>) {
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.add_function("raise_exception", raise_exception);
+    env.add_function("strftime_now", strftime_now);
+    env.add_filter("tojson", tojson_filter);
+    env.add_test("sequence", |v: &Value| {
+        matches!(
+            v.kind(),
+            ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Bytes
+        )
+    });
+    env.add_test("iterable", |v: &Value| {
+        let has_items = matches!(
+            v.kind(),
+            ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Bytes
+        );
+        has_items || v.kind() == ValueKind::Iterable
+    });
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+/// The local time, or the instant that the caller gave, formatted as by C's `strftime`.
+fn strftime_now(state: &mut State, format: String) -> Result<String, Error> {
+    let now = match state.lookup(NOW).and_then(|v| i64::try_from(v).ok()) {
+        Some(seconds) => jiff::Timestamp::from_second(seconds)
+            .map(|t| t.to_zoned(TimeZone::UTC))
+            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))?,
+        None => Zoned::now(),
+    };
+    jiff::fmt::strtime::format(&format, &now).map_err(|e| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now({format:?}): {e}"),
+        )
+    })
+}
+
+/// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+fn tojson_filter(
+    state: &mut State,
+    value: &Value,
+    args: Rest<Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    if args.len() > names.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let get = |index: usize| -> Result<Option<Value>, Error> {
+        let value = match args.get(index) {
+            Some(value) => Some(value.clone()),
+            None => kwargs.get::<Option<Value>>(names[index])?,
+        };
+        Ok(value.filter(|v| !v.is_none() && !v.is_undefined()))
+    };
+    let options = tojson::Options {
+        ensure_ascii: get(0)?.is_some_and(|v| v.is_true()),
+        indent: get(1)?.map(tojson::Indent::from_value).transpose()?,
+        separators: get(2)?.map(tojson::separators_from_value).transpose()?,
+        sort_keys: get(3)?.is_some_and(|v| v.is_true()),
+        literal: state
+            .lookup(MARKS)
+            .map(|marks| marks.to_string())
+            .unwrap_or_default(),
+    };
+    kwargs.assert_all_used()?;
+    tojson::to_json(value, &options)
+}
