@@ -135,6 +135,10 @@ pub enum EngineError {
     EngineFailed,
     /// A new engine took the ring over; the former one's work is lost.
     EngineRestarted,
+    /// The request's own constraints (allowed ids, mask, bad words, minimum length) left no token to sample.
+    NothingAllowed,
+    /// The front end changed the request after it was validated.
+    RequestChanged,
     /// The request record is wrong.
     BadRequest(BadRequest),
 }
@@ -149,6 +153,8 @@ impl EngineError {
             Self::EngineStopping => 4,
             Self::EngineFailed => 5,
             Self::EngineRestarted => 6,
+            Self::NothingAllowed => 7,
+            Self::RequestChanged => 8,
             Self::BadRequest(bad) => bad.code(),
         }
     }
@@ -162,6 +168,8 @@ impl EngineError {
             4 => Self::EngineStopping,
             5 => Self::EngineFailed,
             6 => Self::EngineRestarted,
+            7 => Self::NothingAllowed,
+            8 => Self::RequestChanged,
             _ => match BadRequest::from_code(code) {
                 Some(bad) => Self::BadRequest(bad),
                 None => return None,
@@ -179,6 +187,8 @@ impl fmt::Display for EngineError {
             Self::EngineStopping => f.write_str("engine is stopping"),
             Self::EngineFailed => f.write_str("engine failed while the request ran"),
             Self::EngineRestarted => f.write_str("engine was restarted while the request ran"),
+            Self::NothingAllowed => f.write_str("request's constraints leave no token to sample"),
+            Self::RequestChanged => f.write_str("request was changed after the engine validated it"),
             Self::BadRequest(bad) => bad.fmt(f),
         }
     }

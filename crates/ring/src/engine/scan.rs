@@ -28,6 +28,15 @@ pub enum SlotEvent {
 }
 
 impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
+    /// Whether a doorbell has moved since the last scan: one load per lease. For an engine that waits for work.
+    pub fn has_news(&self) -> bool {
+        (0..self.layout.num_leases()).any(|lease| {
+            let word = self.memory.word(self.layout.lease_offset(LeaseIdx(lease)) + LEASE_DOORBELL);
+            // Relaxed: only a hint; the scan that follows acquires.
+            self.leases[lease as usize].doorbell != Some(word.load(Ordering::Relaxed))
+        })
+    }
+
     /// Reports what is new since the last scan. One load per lease when no doorbell has moved; two
     /// loads per slot of a lease whose doorbell has.
     pub fn scan(&mut self, f: &mut dyn FnMut(SlotEvent)) {
