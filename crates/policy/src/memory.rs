@@ -10,6 +10,7 @@ use core::fmt;
 use crate::config::{Config, HASHES_PER_PAGE};
 use crate::hash::BlockHash;
 use crate::hashes::HashStore;
+use crate::outcome::Gauges;
 use crate::pool::{Block, BlockPool, PoolCounts};
 use crate::rows::{FreeRow, RowCounts, Rows};
 use crate::sequence::Sequence;
@@ -44,6 +45,25 @@ pub(crate) struct Core {
     pub(crate) prefix_query_tokens: u64,
     pub(crate) prefix_hit_tokens: u64,
     pub(crate) num_computed_tokens: u64,
+}
+
+impl Core {
+    pub(crate) fn gauges(&self, num_blocks: u32, num_waiting: u32, pool: &PoolCounts) -> Gauges {
+        Gauges {
+            num_steps_total: self.planned_step,
+            num_preemptions_total: self.num_preemptions,
+            prefix_query_tokens_total: self.prefix_query_tokens,
+            prefix_hit_tokens_total: self.prefix_hit_tokens,
+            num_evictions_total: pool.num_evictions,
+            num_computed_tokens_total: self.num_computed_tokens,
+            num_running: self.num_running,
+            num_waiting,
+            kv_blocks_total: num_blocks,
+            kv_blocks_used: pool.num_used,
+            kv_blocks_cached: pool.num_cached,
+            kv_blocks_free: pool.num_free,
+        }
+    }
 }
 
 /// The arrays, by name. [`MemorySizes`] says how long each is.

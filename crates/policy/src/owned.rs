@@ -144,8 +144,14 @@ impl OwnedState {
     }
 
     /// See [`State::gauges`].
-    pub fn gauges(&mut self) -> Gauges {
-        self.state().gauges()
+    pub fn gauges(&self) -> Gauges {
+        let Globals {
+            core,
+            num_waiting,
+            pool,
+            ..
+        } = &self.globals;
+        core.gauges(self.config.num_blocks, *num_waiting, pool)
     }
 
     /// See [`State::check_integrity`].

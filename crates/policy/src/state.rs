@@ -105,20 +105,8 @@ impl State<'_> {
 
     /// Figures for metrics.
     pub fn gauges(&self) -> Gauges {
-        Gauges {
-            num_steps_total: self.core.planned_step,
-            num_preemptions_total: self.core.num_preemptions,
-            prefix_query_tokens_total: self.core.prefix_query_tokens,
-            prefix_hit_tokens_total: self.core.prefix_hit_tokens,
-            num_evictions_total: self.pool.counts.num_evictions,
-            num_computed_tokens_total: self.core.num_computed_tokens,
-            num_running: self.core.num_running,
-            num_waiting: *self.waiting.len,
-            kv_blocks_total: self.config.num_blocks,
-            kv_blocks_used: self.pool.counts.num_used,
-            kv_blocks_cached: self.pool.counts.num_cached,
-            kv_blocks_free: self.pool.counts.num_free,
-        }
+        self.core
+            .gauges(self.config.num_blocks, *self.waiting.len, self.pool.counts)
     }
 
     /// The block table row of a running sequence.
