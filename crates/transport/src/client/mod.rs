@@ -1,0 +1,476 @@
+//! The front end's client: submit requests into a ring and stream their tokens back.
+//!
+//! Parts (names as in Blink §4.4): a *lease* on a share of the ring; *arenas* for prompts and outputs; the *slot tracker*, a
+//! local cache of free slots; the *token reader*, one thread that polls the ring for everybody; the *request tracker* that
+//! it keeps; *staging*, the local mirror that tokens land in; and one *stream* per request between reader and handle.
+//!
+//! Life of a request: `submit` takes space and a slot, writes payload, record and submit word, and leaves the request in the
+//! reader's inbox. The engine claims it, publishes tokens and completes it; the reader copies tokens to the mirror and wakes
+//! the handle, at most once per poll. When all has been read, the reader writes the recycle word; when the engine answers
+//! EMPTY, slot and input space are free again, and output space as soon as the handle is gone, too. A handle dropped early
+//! writes the cancel word; the rest is the same.
+//!
+//! Threads: `submit`, `cancel` and statistics may be called from any; each request's words have one writer at a time, by the
+//! lock in `stream`. The tracker belongs to the reader's thread.
+//!
+//! If the engine's heartbeat stops, every stream ends with [`RequestError::EngineLost`]; slots wait for its return. If the
+//! lease is revoked or the transport fails, streams end, too, and the client is of no further use: connect a new one.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use izar_ring::{HEADER_BYTES, Header, PROGRESS_BYTES, RingLayout, SlotIdx, State, StatusWord};
+
+mod arena;
+mod encode;
+mod engine;
+mod handle;
+mod lease;
+mod outcome;
+mod reader;
+mod slots;
+mod staging;
+mod stats;
+mod stream;
+mod submission;
+mod tracker;
+
+use arena::{Extent, SharedArena};
+use encode::Placement;
+use engine::EngineWatch;
+use lease::Lease;
+use reader::Reader;
+use slots::{SlotTracker, TakenSlot};
+use staging::Staging;
+use stats::Counters;
+use stream::Stream;
+use tracker::Newcomer;
+
+use crate::wake::EventCount;
+use crate::{Transport, TransportError};
+
+pub use engine::{EngineHealth, EngineStatus};
+pub use handle::RequestHandle;
+pub use izar_ring::{BadRequest, EngineError, EngineStats};
+pub use outcome::{
+    ConnectError, Finish, FinishReason, GeneratedToken, Progress, RequestError, Shortage,
+    SubmitError, TokenLogprobs,
+};
+pub use stats::ClientStats;
+pub use submission::{SamplingParams, Submission};
+
+/// How a client behaves; the default suits an engine on the same host.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// An engine whose heartbeat stands still for so long counts as lost. Longer than its longest step.
+    pub engine_timeout: Duration,
+    /// How often the client shows a sign of life and looks for the engine's.
+    pub heartbeat_interval: Duration,
+    /// Longest pause between two polls while requests are in flight and the engine cannot wake the reader: the most that
+    /// polling adds to a token's latency.
+    pub max_poll_interval: Duration,
+    /// How long after news the reader polls without giving up its processor. Zero unless it has one to itself.
+    pub spin_time: Duration,
+    /// Most tokens that one poll takes.
+    pub max_tokens_per_poll: u32,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions {
+            engine_timeout: Duration::from_secs(30),
+            heartbeat_interval: Duration::from_millis(250),
+            max_poll_interval: Duration::from_micros(100),
+            spin_time: Duration::ZERO,
+            max_tokens_per_poll: 16_384,
+        }
+    }
+}
+
+/// A connection to a ring: submits requests and reads their tokens. Share it by `Arc`.
+///
+/// Dropping it ends all requests with [`RequestError::ClientClosed`], waits up to a second for the engine to give the slots
+/// back, and gives the lease back.
+pub struct RingClient {
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// What submitters, handles and the token reader share.
+struct Shared {
+    transport: Arc<dyn Transport>,
+    lease: Lease,
+    slots: Mutex<SlotTracker>,
+    input: SharedArena,
+    output: SharedArena,
+    staging: Staging,
+    engine: EngineWatch,
+    counters: Counters,
+    inbox: Mutex<Inbox>,
+    /// Lets the reader skip the inbox's lock when there is nothing in it.
+    inbox_has_some: AtomicBool,
+    closing: AtomicBool,
+    /// What the reader sleeps on if the transport has no event for it.
+    own_event: EventCount,
+    next_request_id: AtomicU64,
+}
+
+/// Requests on their way to the token reader.
+#[derive(Default)]
+struct Inbox {
+    newcomers: Vec<Newcomer>,
+    /// Why no more are taken, once that is so.
+    closed: Option<RequestError>,
+}
+
+impl RingClient {
+    /// Claims a lease of the ring behind `transport` and starts the token reader's thread.
+    ///
+    /// The engine need not be ready yet; see [`RingClient::wait_ready`].
+    ///
+    /// # Errors
+    /// If there is no ring, no free lease, or no way to reach it.
+    pub fn connect(
+        transport: Arc<dyn Transport>,
+        options: ClientOptions,
+    ) -> Result<RingClient, ConnectError> {
+        let layout = read_layout(&*transport)?;
+        let lease = Lease::claim(transport.clone(), layout, u64::from(std::process::id()))?;
+        let (input, output) = (
+            layout.lease_input(lease.idx()),
+            layout.lease_output(lease.idx()),
+        );
+        let slots = read_slots(&*transport, &lease)?;
+        let shared = Arc::new(Shared {
+            slots: Mutex::new(slots),
+            input: SharedArena::new(input.start, input.end - input.start),
+            output: SharedArena::new(output.start, output.end - output.start),
+            staging: Staging::new(output)?,
+            engine: EngineWatch::new(options.engine_timeout, Instant::now()),
+            counters: Counters::default(),
+            inbox: Mutex::default(),
+            inbox_has_some: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            own_event: EventCount::new(),
+            next_request_id: AtomicU64::new(1),
+            lease,
+            transport,
+        });
+        shared.engine.refresh(&*shared.transport, Instant::now())?;
+        let reader = Reader::new(shared.clone(), &options);
+        let thread = std::thread::Builder::new()
+            .name("izar-tokens".into())
+            .spawn(move || reader.run())?;
+        Ok(RingClient {
+            shared,
+            reader: Some(thread),
+        })
+    }
+
+    /// Puts a request into the ring. Never blocks on the engine: a full ring is an answer ([`SubmitError::Full`]).
+    ///
+    /// # Errors
+    /// See [`SubmitError`]. Nothing is held in the ring after an error.
+    pub fn submit(&self, submission: &Submission<'_>) -> Result<RequestHandle, SubmitError> {
+        let shared = &self.shared;
+        shared.check_engine()?;
+        let encoded = encode::encode(submission)?;
+        let num_logprobs = encoded.num_logprobs();
+        let output_bytes = Stream::output_bytes(submission.max_tokens, num_logprobs);
+        let (input, output, taken) = shared.take_space(encoded.input_bytes(), output_bytes)?;
+        let generation = taken.last_generation.wrapping_add(1);
+        let stream = Arc::new(Stream::new(
+            taken.slot,
+            generation,
+            submission.max_tokens,
+            num_logprobs,
+            output,
+        ));
+        let request_id = match submission.request_id {
+            // Relaxed: only uniqueness counts.
+            0 => shared.next_request_id.fetch_add(1, Ordering::Relaxed),
+            id => id,
+        };
+        let placement = Placement {
+            generation,
+            request_id,
+            arrival_ns: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |t| t.as_nanos() as u64),
+            input: input.offset(),
+            output: stream.token_offset(0),
+            logprobs: stream.logprob_offset(0),
+        };
+        let record_offset = shared.lease.layout().request_offset(SlotIdx(taken.slot));
+        let newcomer = Newcomer {
+            stream: stream.clone(),
+            input,
+            submitted: Instant::now(),
+        };
+        let written = encoded
+            .write(
+                submission.prompt,
+                &placement,
+                &*shared.transport,
+                record_offset,
+            )
+            .map_err(|error| SubmitError::Disconnected(error.into()))
+            .and_then(|()| {
+                shared
+                    .hand_over(newcomer)
+                    .map_err(SubmitError::Disconnected)
+            });
+        if let Err(error) = written {
+            shared.slots().put_back(taken.slot, taken.last_generation);
+            return Err(error);
+        }
+        let handle = RequestHandle::new(shared.clone(), stream, request_id);
+        shared
+            .lease
+            .submit(taken.slot, generation)
+            .map_err(|error| SubmitError::Disconnected(error.into()))?;
+        Ok(handle)
+    }
+
+    /// The client's gauges and counters.
+    pub fn stats(&self) -> ClientStats {
+        self.shared.stats()
+    }
+
+    /// What the engine says about itself now.
+    ///
+    /// # Errors
+    /// If the ring cannot be reached.
+    pub fn engine_status(&self) -> Result<EngineStatus, TransportError> {
+        self.shared.engine.status(&*self.shared.transport)
+    }
+
+    /// The engine's condition as of the last look, at most one heartbeat interval ago. Cheap.
+    pub fn engine_health(&self) -> EngineHealth {
+        self.shared.engine.health()
+    }
+
+    /// Why this client can no longer submit, if so: its lease was revoked or its transport failed. Connect a new one.
+    pub fn disconnected(&self) -> Option<RequestError> {
+        self.shared.inbox().closed.clone()
+    }
+
+    /// Blocks until the engine is ready (or has stopped or failed), at most for `timeout`; returns its condition.
+    ///
+    /// # Errors
+    /// If the ring cannot be reached.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<EngineHealth, TransportError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let health = self
+                .shared
+                .engine
+                .refresh(&*self.shared.transport, Instant::now())?;
+            if health != EngineHealth::Starting || Instant::now() >= deadline {
+                return Ok(health);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for RingClient {
+    fn drop(&mut self) {
+        // Relaxed: the event's fence orders it before the reader's look.
+        self.shared.closing.store(true, Ordering::Relaxed);
+        self.shared.event().raise();
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            tracing::error!("the token reader panicked");
+        }
+    }
+}
+
+impl std::fmt::Debug for RingClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "RingClient {{ lease: {:?}, engine: {} }}",
+            self.shared.lease.idx(),
+            self.engine_health()
+        )
+    }
+}
+
+impl Shared {
+    /// What the token reader sleeps on.
+    fn event(&self) -> &EventCount {
+        self.transport.reader_event().unwrap_or(&self.own_event)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, SlotTracker> {
+        // A panic inside is our own broken invariant; whoever comes after would only panic again.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        // Pushes and swaps leave it consistent, so a panic elsewhere does not spoil it.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_closing(&self) -> bool {
+        // Relaxed: the event's fence orders it; a busy reader sees it soon enough.
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Refuses if the engine takes no requests; looks again if the last look said so.
+    fn check_engine(&self) -> Result<(), SubmitError> {
+        if self.engine.health() == EngineHealth::Ready {
+            return Ok(());
+        }
+        match self.engine.refresh(&*self.transport, Instant::now()) {
+            Ok(EngineHealth::Ready) => Ok(()),
+            Ok(health) => Err(SubmitError::EngineNotReady(health)),
+            Err(error) => Err(SubmitError::Disconnected(error.into())),
+        }
+    }
+
+    /// Takes input space, output space and a slot, or nothing.
+    fn take_space(
+        &self,
+        input_bytes: u64,
+        output_bytes: u64,
+    ) -> Result<(Extent, Extent, TakenSlot), SubmitError> {
+        if !self.input.could_hold(input_bytes) {
+            return Err(SubmitError::InputTooLarge {
+                needed_bytes: input_bytes,
+                arena_bytes: self.input.capacity(),
+            });
+        }
+        if !self.output.could_hold(output_bytes) {
+            return Err(SubmitError::OutputTooLarge {
+                needed_bytes: output_bytes,
+                arena_bytes: self.output.capacity(),
+            });
+        }
+        let input = self
+            .input
+            .allocate(input_bytes)
+            .ok_or_else(|| self.full(Shortage::InputArena))?;
+        let output = self
+            .output
+            .allocate(output_bytes)
+            .ok_or_else(|| self.full(Shortage::OutputArena))?;
+        let taken = self
+            .slots()
+            .take()
+            .ok_or_else(|| self.full(Shortage::Slots))?;
+        Ok((input, output, taken))
+    }
+
+    fn full(&self, what: Shortage) -> SubmitError {
+        self.counters.refused.add(1);
+        let stats = self.stats();
+        SubmitError::Full {
+            what,
+            retry_after: self.counters.retry_after(stats.slots_in_use),
+        }
+    }
+
+    /// Puts a request into the reader's inbox.
+    fn hand_over(&self, newcomer: Newcomer) -> Result<(), RequestError> {
+        {
+            let mut inbox = self.inbox();
+            if let Some(reason) = &inbox.closed {
+                return Err(reason.clone());
+            }
+            inbox.newcomers.push(newcomer);
+        }
+        self.counters.submitted.add(1);
+        self.counters.pending.add(1);
+        // SYNC inbox: pairs with the acquire swap in `take_newcomers`.
+        self.inbox_has_some.store(true, Ordering::Release);
+        if self.transport.reader_event().is_none() {
+            // Without an engine that wakes the reader, it has to start polling now.
+            self.own_event.raise();
+        }
+        Ok(())
+    }
+
+    fn has_newcomers(&self) -> bool {
+        // Relaxed: whoever acts on it takes the inbox's lock.
+        self.inbox_has_some.load(Ordering::Relaxed)
+    }
+
+    /// Reader: moves the inbox's contents to `into`; false if there were none.
+    fn take_newcomers(&self, into: &mut Vec<Newcomer>) -> bool {
+        // SYNC inbox: pairs with the release store in `hand_over`.
+        if !self.has_newcomers() || !self.inbox_has_some.swap(false, Ordering::Acquire) {
+            return false;
+        }
+        into.append(&mut self.inbox().newcomers);
+        true
+    }
+
+    /// Reader: takes no more requests, for this reason, and moves the last ones to `into`.
+    fn close(&self, reason: RequestError, into: &mut Vec<Newcomer>) {
+        let mut inbox = self.inbox();
+        inbox.closed = Some(reason);
+        into.append(&mut inbox.newcomers);
+    }
+
+    fn stats(&self) -> ClientStats {
+        let (num_slots, num_free) = {
+            let slots = self.slots();
+            (slots.num_slots(), slots.num_free())
+        };
+        let counters = &self.counters;
+        ClientStats {
+            num_slots,
+            slots_in_use: num_slots - num_free,
+            input_bytes: self.input.capacity(),
+            input_used_bytes: self.input.used_bytes(),
+            output_bytes: self.output.capacity(),
+            output_used_bytes: self.output.used_bytes(),
+            num_pending: counters.pending.get(),
+            num_submitted: counters.submitted.get(),
+            num_refused: counters.refused.get(),
+            num_completed: counters.completed.get(),
+            num_cancelled: counters.cancelled.get(),
+            num_failed: counters.failed.get(),
+            num_tokens: counters.tokens.get(),
+            num_polls: counters.polls.get(),
+            num_polls_with_news: counters.polls_with_news.get(),
+        }
+    }
+}
+
+/// Reads the header and checks that it is a ring of this version.
+fn read_layout(transport: &dyn Transport) -> Result<RingLayout, ConnectError> {
+    // SYNC ring-created: pairs with the engine's release store of the magic; all else in the header came before it.
+    transport.read_word(0)?;
+    let mut bytes = [0; HEADER_BYTES as usize];
+    transport.read(0, &mut bytes)?;
+    Ok(Header::decode(&bytes).layout(transport.len())?)
+}
+
+/// Fills the slot tracker from one bulk read. A slot that is not EMPTY is left out.
+fn read_slots(transport: &dyn Transport, lease: &Lease) -> Result<SlotTracker, TransportError> {
+    let slots = lease.layout().lease_slots(lease.idx());
+    let mut progress = vec![0u8; slots.len() * PROGRESS_BYTES as usize];
+    transport.read(
+        lease.layout().progress_offset(SlotIdx(slots.start)),
+        &mut progress,
+    )?;
+    let mut tracker = SlotTracker::new(slots.start, slots.end - slots.start);
+    for (slot, words) in slots.zip(progress.as_chunks::<{ PROGRESS_BYTES as usize }>().0) {
+        let status = u64::from_le_bytes(words[..8].try_into().expect("eight bytes"));
+        match StatusWord::unpack(status) {
+            Some(StatusWord {
+                state: State::Empty,
+                generation,
+                ..
+            }) => tracker.put_back(slot, generation),
+            _ => tracing::warn!(slot, status, "a slot of a fresh lease is not empty"),
+        }
+    }
+    Ok(tracker)
+}
