@@ -238,12 +238,10 @@ impl Tracker {
             let num_new = (work.to - work.from) as usize;
             let mut add = |offset: u64, len: usize| {
                 if len > 0 {
-                    // SAFETY: we are the token reader; `from..to` is not published yet and inside the stream's extent, which
-                    // the entry keeps; no other operation of the batch covers it.
-                    ops.push(ReadOp {
-                        offset,
-                        dst: unsafe { shared.staging.unpublished(offset, len) },
-                    });
+                    // SAFETY: we are the token reader; `from..to` is not published yet and inside
+                    // the stream's extent, which the entry keeps; nothing else in the batch covers it.
+                    let dst = unsafe { shared.staging.unpublished(offset, len) };
+                    ops.push(ReadOp { offset, dst });
                 }
             };
             add(
