@@ -19,7 +19,7 @@ pub(super) struct LeaseTracker {
     pub(super) num_live: u32,
     /// Last doorbell acted on; `None` before the first scan.
     pub(super) doorbell: Option<u64>,
-    /// Heartbeat last seen and when it was first seen so, engine clock.
+    /// Heartbeat last seen and how long it has stood still, ns.
     heartbeat: Option<(u64, u64)>,
     verdict: LeaseVerdict,
 }
@@ -41,15 +41,19 @@ impl LeaseTracker {
 impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     /// Revokes the leases of front ends that have died and reports what was running for them as
     /// cancelled; their slots come back as those are completed. `now_ns` is the engine clock; call
-    /// it a few times per lease timeout.
+    /// it several times per lease timeout.
     ///
-    /// A front end is dead when its heartbeat word has not changed for the lease timeout. Whatever
-    /// the word says is fine, so the clocks of the two sides need not agree.
+    /// A front end is dead when its heartbeat word has stood still for the lease timeout. Whatever
+    /// the word says is fine, so the clocks of the two sides need not agree. Of the time between two
+    /// calls at most a quarter of the timeout counts: an engine that was itself stopped for long
+    /// looks at least five times before it calls anybody dead.
     pub fn reap_expired_leases(&mut self, now_ns: u64, f: &mut dyn FnMut(SlotEvent)) {
-        for lease in 0..self.layout.num_leases() {
-            let lease = LeaseIdx(lease);
+        let since_last = now_ns.saturating_sub(self.reaped_ns);
+        let passed_ns = since_last.min(self.lease_timeout_ns.div_ceil(4));
+        self.reaped_ns = now_ns;
+        for lease in (0..self.layout.num_leases()).map(LeaseIdx) {
             self.notice_claim(lease, f);
-            if self.leases[lease.0 as usize].held && self.has_expired(lease, now_ns) {
+            if self.leases[lease.0 as usize].held && self.has_expired(lease, passed_ns) {
                 let tracker = &mut self.leases[lease.0 as usize];
                 tracker.verdict.revoked = tracker.generation;
                 self.store_verdict(lease);
@@ -58,22 +62,19 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         }
     }
 
-    fn has_expired(&mut self, lease: LeaseIdx, now_ns: u64) -> bool {
+    fn has_expired(&mut self, lease: LeaseIdx, passed_ns: u64) -> bool {
         let word = self
             .memory
             .word(self.layout.lease_offset(lease) + LEASE_HEARTBEAT);
         // Relaxed: only its changing matters, it announces nothing.
         let heartbeat = word.load(Ordering::Relaxed);
         let tracker = &mut self.leases[lease.0 as usize];
-        match tracker.heartbeat {
-            Some((seen, since_ns)) if seen == heartbeat => {
-                now_ns.saturating_sub(since_ns) > self.lease_timeout_ns
-            }
-            _ => {
-                tracker.heartbeat = Some((heartbeat, now_ns));
-                false
-            }
-        }
+        let stale_ns = match tracker.heartbeat {
+            Some((seen, stale_ns)) if seen == heartbeat => stale_ns + passed_ns,
+            _ => 0,
+        };
+        tracker.heartbeat = Some((heartbeat, stale_ns));
+        stale_ns > self.lease_timeout_ns
     }
 
     /// Follows the claim word: a holder that let go (or was pushed out) leaves orphans; a successor is

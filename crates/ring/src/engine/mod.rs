@@ -101,6 +101,8 @@ pub struct EngineRing<M = DefaultSlots> {
     layout: RingLayout,
     lease_timeout_ns: u64,
     vocab_size: u32,
+    /// Engine clock at the last `reap_expired_leases`.
+    reaped_ns: u64,
     leases: [LeaseTracker; MAX_LEASES as usize],
     slots: M,
 }
@@ -176,6 +178,7 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             layout,
             lease_timeout_ns,
             vocab_size: 0,
+            reaped_ns: 0,
             leases,
             slots,
         })
