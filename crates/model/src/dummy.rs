@@ -1,8 +1,8 @@
 //! Parameters made up from a config alone (`--load-format dummy`), to run a shape without its weights.
 //!
-//! One region of pseudo-random elements is generated, as large as the largest parameter plus a margin; a
-//! parameter is a window into it whose start depends on the parameter. So a 16 GB model costs
-//! its largest matrix, generation takes a second, and the same config always gives the same weights.
+//! One region of pseudo-random elements is filled, as large as the largest parameter plus a margin; a parameter is a
+//! window into it whose start depends on the parameter. So a 16 GB model costs its largest matrix and a second, and
+//! the same config always gives the same weights. The region repeats with a prime period, so no two rows are equal.
 //! Matrices are uniform in ±[`AMPLITUDE`]; norms are all ones; biases come from the same stream.
 
 use std::hash::{Hash, Hasher};
@@ -17,6 +17,9 @@ const AMPLITUDE: f32 = 0.034_641;
 
 /// Windows start at multiples of this, within [`MARGIN`].
 const WINDOW_STEP: usize = 32;
+
+/// Elements after which the stream repeats: a prime, so that it never lines up with rows.
+const PERIOD: usize = 1_000_003;
 
 /// Elements beyond the largest parameter.
 const MARGIN: usize = 1 << 18;
@@ -41,11 +44,11 @@ impl DummyWeights {
             .max()
             .unwrap_or(0);
         let mut state = 0x1234_5678_9abc_def0_u64;
-        let random = (0..largest + MARGIN).map(|_| uniform(&mut state));
+        let period = encode(dtype, (0..PERIOD).map(|_| uniform(&mut state)));
         let ones = std::iter::repeat_n(1.0, config.hidden_size.max(config.head_dim));
         Self {
             dtype,
-            random: encode(dtype, random),
+            random: repeat(&period, (largest + MARGIN) * dtype.block_bytes()),
             ones: encode(dtype, ones),
         }
     }
@@ -114,4 +117,13 @@ fn encode(dtype: Dtype, values: impl Iterator<Item = f32>) -> Vec<u8> {
             .collect(),
         _ => values.flat_map(f32::to_le_bytes).collect(),
     }
+}
+
+/// `pattern` over and over, cut off at `len` bytes.
+fn repeat(pattern: &[u8], len: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        out.extend_from_slice(&pattern[..pattern.len().min(len - out.len())]);
+    }
+    out
 }

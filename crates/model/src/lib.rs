@@ -23,8 +23,6 @@
 //! | [`dtype`] | element types and dequantisation |
 //! | `dummy` | parameters made up from a config alone |
 
-#![deny(unsafe_op_in_unsafe_fn)]
-
 mod checkpoint;
 pub mod config;
 mod dequant;

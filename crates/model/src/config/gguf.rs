@@ -1,22 +1,16 @@
 //! The config in a GGUF file's metadata.
 
-use super::rope::{longrope_attention, yarn_attention};
-use super::{
-    Architecture, GenerationConfig, MAX_SIZE, ModelConfig, MoeConfig, Pairing, RopeConfig,
-    RopeScaling,
-};
+use super::{Architecture, GenerationConfig, MAX_SIZE, ModelConfig, MoeConfig};
 use crate::Dtype;
 use crate::error::LoadError;
 use crate::gguf::{Gguf, Value};
-use crate::table::{Source, Stored, TensorTable};
-
-const KINDS: &str = "none, linear, yarn, longrope";
+use crate::table::{Stored, TensorTable};
 
 /// Metadata keys under the architecture's prefix, and the tensors some of the config hides in.
-struct Keys<'a> {
-    gguf: &'a Gguf,
-    table: &'a TensorTable,
-    architecture: Architecture,
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) table: &'a TensorTable,
+    pub(super) architecture: Architecture,
 }
 
 /// Reads the config.
@@ -64,7 +58,7 @@ fn architecture(gguf: &Gguf) -> Result<Architecture, LoadError> {
 }
 
 impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
+    pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.architecture.gguf_name())
     }
 
@@ -132,7 +126,7 @@ impl Keys<'_> {
     }
 
     /// A size; one per layer will do if all are equal.
-    fn opt_size(&self, name: &str) -> Result<Option<usize>, LoadError> {
+    pub(super) fn opt_size(&self, name: &str) -> Result<Option<usize>, LoadError> {
         let key = self.key(name);
         let value = match self.gguf.get(&key) {
             Some(Value::Array(_)) => {
@@ -165,7 +159,7 @@ impl Keys<'_> {
     }
 
     /// A finite number above zero.
-    fn positive(&self, name: &str) -> Result<Option<f64>, LoadError> {
+    pub(super) fn positive(&self, name: &str) -> Result<Option<f64>, LoadError> {
         let key = self.key(name);
         match self.gguf.f64(&key)? {
             Some(v) if !(v.is_finite() && v > 0.0) => {
@@ -302,137 +296,5 @@ impl Keys<'_> {
             .into_iter()
             .max_by_key(bytes_of)
             .unwrap_or(Dtype::F32)
-    }
-
-    fn rope(
-        &self,
-        head_dim: usize,
-        max_position_embeddings: usize,
-    ) -> Result<RopeConfig, LoadError> {
-        let theta = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
-        if theta <= 1.0 {
-            return Err(self.gguf.refuse(
-                &self.key("rope.freq_base"),
-                "a number above 1",
-                theta.to_string(),
-            ));
-        }
-        let rotary_dim = self.opt_size("rope.dimension_count")?.unwrap_or(head_dim);
-        if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
-            let expected = format!("an even number up to the head's {head_dim}");
-            return Err(self.gguf.refuse(
-                &self.key("rope.dimension_count"),
-                expected,
-                rotary_dim.to_string(),
-            ));
-        }
-        let pairing = match self.architecture {
-            Architecture::Llama => Pairing::Interleaved,
-            _ => Pairing::Neox,
-        };
-        let scaling = self.rope_scaling(rotary_dim, max_position_embeddings)?;
-        Ok(RopeConfig {
-            theta,
-            rotary_dim,
-            scaling,
-            pairing,
-        })
-    }
-
-    fn rope_scaling(&self, rotary_dim: usize, context: usize) -> Result<RopeScaling, LoadError> {
-        let kind = self
-            .gguf
-            .str(&self.key("rope.scaling.type"))?
-            .unwrap_or("none");
-        let divisors = self.divisors("rope_freqs.weight", rotary_dim)?;
-        let short_factor = self.divisors("rope_factors_short.weight", rotary_dim)?;
-        let long_factor = self.divisors("rope_factors_long.weight", rotary_dim)?;
-        let original = self
-            .opt_size("rope.scaling.original_context_length")?
-            .unwrap_or(context);
-        match (kind, divisors, short_factor, long_factor) {
-            ("none", None, None, None) => self.legacy_linear(),
-            ("none", Some(divisors), None, None) => Ok(RopeScaling::Divisors(divisors)),
-            ("none" | "longrope", None, Some(short_factor), Some(long_factor)) => {
-                let stretch = context as f64 / original as f64;
-                let stated = self.positive("rope.scaling.attn_factor")?;
-                Ok(RopeScaling::LongRope {
-                    short_factor,
-                    long_factor,
-                    original_max_position_embeddings: original,
-                    attention_factor: stated
-                        .unwrap_or_else(|| longrope_attention(stretch, original)),
-                })
-            }
-            ("linear", None, None, None) => Ok(RopeScaling::Linear {
-                factor: self.stretch()?,
-            }),
-            ("yarn", None, None, None) => self.yarn(original),
-            (kind, divisors, short, long) => {
-                let with = divisors
-                    .or(short)
-                    .or(long)
-                    .map_or("", |_| " with frequency tensors");
-                Err(LoadError::UnsupportedRope {
-                    file: self.gguf.file().into(),
-                    expected: KINDS.into(),
-                    found: format!("{kind:?}{with}"),
-                })
-            }
-        }
-    }
-
-    /// Files from before `rope.scaling.type` state a linear stretch alone.
-    fn legacy_linear(&self) -> Result<RopeScaling, LoadError> {
-        match self.positive("rope.scale_linear")? {
-            None | Some(1.0) => Ok(RopeScaling::None),
-            Some(factor) => Ok(RopeScaling::Linear { factor }),
-        }
-    }
-
-    fn stretch(&self) -> Result<f64, LoadError> {
-        let name = "rope.scaling.factor";
-        let missing = || {
-            self.gguf
-                .refuse(&self.key(name), "a number above 0", "no such key")
-        };
-        self.positive(name)?.ok_or_else(missing)
-    }
-
-    fn yarn(&self, original: usize) -> Result<RopeScaling, LoadError> {
-        let factor = self.stretch()?;
-        let temperature = self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        Ok(RopeScaling::Yarn {
-            factor,
-            original_max_position_embeddings: original,
-            beta_fast: self
-                .positive("rope.scaling.yarn_beta_fast")?
-                .unwrap_or(32.0),
-            beta_slow: self.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            truncate: true,
-            attention_factor: temperature * yarn_attention(factor, 1.0),
-        })
-    }
-
-    /// A tensor of one divisor per rotating pair.
-    fn divisors(&self, tensor: &str, rotary_dim: usize) -> Result<Option<Vec<f32>>, LoadError> {
-        if !self.table.contains(tensor) {
-            return Ok(None);
-        }
-        let source = Source {
-            tensor: tensor.into(),
-            shape: vec![rotary_dim / 2],
-            rows: 0..1,
-        };
-        let divisors = self.table.view(&source)?.to_f32();
-        match divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
-            None => Ok(Some(divisors)),
-            Some(bad) => Err(LoadError::Malformed {
-                file: self.gguf.file().into(),
-                what: format!("tensor {tensor:?}"),
-                expected: "finite numbers above 0".into(),
-                found: bad.to_string(),
-            }),
-        }
     }
 }

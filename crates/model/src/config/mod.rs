@@ -9,6 +9,7 @@
 //! mixture of experts), residual.
 
 pub(crate) mod gguf;
+mod gguf_rope;
 pub(crate) mod hf;
 mod hf_rope;
 mod rope;
