@@ -101,10 +101,16 @@ impl Config {
         }
     }
 
+    /// Base-2 logarithm of `block_size`: shifts instead of divisions, which a GPU does in software.
+    #[inline]
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.block_size.trailing_zeros()
+    }
+
     /// Blocks that hold `num_tokens` tokens of KV.
     #[inline]
     pub fn blocks_for(&self, num_tokens: u32) -> u32 {
-        num_tokens.div_ceil(self.block_size)
+        (num_tokens >> self.block_shift()) + (num_tokens & (self.block_size - 1) != 0) as u32
     }
 
     /// Entries in one row of the block tables.

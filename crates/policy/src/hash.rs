@@ -103,3 +103,57 @@ impl BlockHasher {
         self.v = [a, b, c, d];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(key: [u64; 2], tokens: [u32; 16], parent: BlockHash) -> BlockHash {
+        let mut hasher = BlockHasher::new(key);
+        tokens.iter().for_each(|&token| hasher.push(token));
+        assert_eq!(hasher.num_tokens(), 16);
+        hasher.finish(parent)
+    }
+
+    #[test]
+    fn every_bit_of_tokens_parent_and_key_changes_both_words() {
+        let (key, tokens, parent) = ([1, 2], [9; 16], BlockHash { lo: 3, hi: 4 });
+        let base = hash(key, tokens, parent);
+        let differs = |other: BlockHash| assert!(other.lo != base.lo && other.hi != base.hi);
+        for bit in 0..64 {
+            differs(hash(
+                key,
+                tokens,
+                BlockHash {
+                    lo: parent.lo ^ 1 << bit,
+                    ..parent
+                },
+            ));
+            differs(hash(
+                key,
+                tokens,
+                BlockHash {
+                    hi: parent.hi ^ 1 << bit,
+                    ..parent
+                },
+            ));
+            differs(hash([key[0] ^ 1 << bit, key[1]], tokens, parent));
+            differs(hash([key[0], key[1] ^ 1 << bit], tokens, parent));
+        }
+        for place in 0..16 {
+            for bit in 0..32 {
+                let mut other = tokens;
+                other[place] ^= 1 << bit;
+                differs(hash(key, other, parent));
+            }
+        }
+    }
+
+    #[test]
+    fn order_of_tokens_counts() {
+        let mut tokens = core::array::from_fn(|i| i as u32);
+        let base = hash([0, 0], tokens, BlockHash::default());
+        tokens.swap(3, 12);
+        assert_ne!(hash([0, 0], tokens, BlockHash::default()), base);
+    }
+}

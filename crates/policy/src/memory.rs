@@ -36,7 +36,7 @@ pub(crate) struct Core {
     pub(crate) next_order: u64,
     /// `order` of the queue's first when its blocks last did not fit, and the blocks there were to give.
     pub(crate) blocked_order: u64,
-    pub(crate) blocked_slack: u32,
+    pub(crate) blocked_available: u32,
     pub(crate) num_running: u32,
     /// Running sequences whose prefill is not planned to its end.
     pub(crate) num_prefilling: u32,

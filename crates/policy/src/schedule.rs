@@ -10,25 +10,22 @@
 use crate::memory::State;
 use crate::outcome::PlanError;
 use crate::plan::{Plan, PlanEntry, PlanHeader, entry_flags};
-use crate::pool::NONE;
-use crate::sequence::{RUNNING, Sequence, WAITING};
+use crate::sequence::{Sequence, WAITING};
 
 /// What one planning pass keeps in hand.
-struct Pass<'p, 'a> {
-    plan: &'p mut Plan<'a>,
+pub(crate) struct Pass<'p, 'a> {
+    pub(crate) plan: &'p mut Plan<'a>,
     chunked: bool,
     /// Tokens that prefill chunks may still take.
-    prefill_tokens: u32,
+    pub(crate) prefill_tokens: u32,
     /// Prefill entries so far, kept at the far end of the plan's array, first one last.
     num_prefills: usize,
-    /// Blocks that running prefills will still need.
-    reserved_blocks: u32,
     max_entries: usize,
 }
 
 impl Pass<'_, '_> {
     /// Tokens of a prefill with `remaining` tokens to compute that this step can take.
-    fn chunk(&self, remaining: u32) -> u32 {
+    pub(crate) fn chunk(&self, remaining: u32) -> u32 {
         if remaining <= self.prefill_tokens {
             remaining
         } else if self.chunked {
@@ -84,7 +81,6 @@ impl State<'_> {
             chunked: self.config.chunked_prefill,
             prefill_tokens: self.config.max_num_batched_tokens - num_decoding,
             num_prefills: 0,
-            reserved_blocks: 0,
             max_entries: self.config.max_num_seqs as usize,
         };
         self.plan_running(&mut pass);
@@ -128,17 +124,9 @@ impl State<'_> {
                 1
             };
             let num_tokens = self.make_room(slot, wanted, pass);
-            if num_tokens < wanted {
-                // No blocks: who comes later must not overtake.
-                pass.prefill_tokens = num_tokens;
-            }
             if num_tokens > 0 {
                 let flags = self.decode_flags(slot);
                 self.extend(slot, num_tokens, flags, 0, pass);
-            }
-            let seq = &self.sequences[slot as usize];
-            if seq.phase == RUNNING && seq.is_prefilling() {
-                pass.reserved_blocks += self.config.blocks_for(seq.prefill_end) - seq.num_blocks;
             }
         }
     }
@@ -159,11 +147,11 @@ impl State<'_> {
         loop {
             let seq = &self.sequences[slot as usize];
             let num_blocks = seq.num_blocks as u64 + self.pool.num_available() as u64;
-            let room = num_blocks * self.config.block_size as u64 - seq.num_computed as u64;
+            let room = (num_blocks << self.config.block_shift()) - seq.num_computed as u64;
             if room >= wanted as u64 {
                 return wanted;
             }
-            if room > 0 && pass.chunked {
+            if room > 0 {
                 return room as u32;
             }
             let victim = self.running[self.core.num_running as usize - 1];
@@ -194,8 +182,9 @@ impl State<'_> {
         header.num_preempted += 1;
     }
 
-    /// Plans the next `num_tokens` tokens of a running sequence, for which there are blocks.
-    fn extend(
+    /// Plans the next `num_tokens` tokens of a running sequence, for which there are blocks. `num_held` blocks were just
+    /// taken from the prefix cache.
+    pub(crate) fn extend(
         &mut self,
         slot: u32,
         num_tokens: u32,
@@ -241,114 +230,6 @@ impl State<'_> {
             num_new_blocks,
             output_idx,
         });
-    }
-
-    /// Admits from the waiting queue, in order, until something runs out.
-    fn admit(&mut self, pass: &mut Pass<'_, '_>) {
-        while let (Some(slot), Some(row)) = (self.waiting.first(), self.rows.peek()) {
-            if pass.prefill_tokens == 0 {
-                return;
-            }
-            let seq = &self.sequences[slot as usize];
-            if seq.known_len < seq.len {
-                // Preempted while a step in flight samples its next token: that must be known before it resumes.
-                return;
-            }
-            let order = seq.order;
-            let slack = self
-                .pool
-                .num_available()
-                .saturating_sub(pass.reserved_blocks);
-            if order == self.core.blocked_order && slack <= self.core.blocked_slack {
-                return;
-            }
-            let (num_hits, num_shared) = self.find_prefix(slot, row);
-            if self.blocks_to_start(slot) - num_shared > slack {
-                self.core.blocked_order = order;
-                self.core.blocked_slack = slack;
-                return;
-            }
-            let seq = &self.sequences[slot as usize];
-            let num_tokens = pass.chunk(seq.len - num_hits * self.config.block_size);
-            if num_tokens == 0 {
-                return;
-            }
-            let flags = self.start(slot, row, num_hits, pass);
-            self.extend(slot, num_tokens, flags, num_hits, pass);
-            let seq = &self.sequences[slot as usize];
-            if seq.is_prefilling() {
-                pass.reserved_blocks += self.config.blocks_for(seq.prefill_end) - seq.num_blocks;
-            }
-        }
-    }
-
-    /// Blocks a waiting sequence must find before it is admitted: for all its tokens and the one sampled next, so that it
-    /// is not preempted right away.
-    fn blocks_to_start(&self, slot: u32) -> u32 {
-        let Sequence { len, max_len, .. } = self.sequences[slot as usize];
-        self.config.blocks_for((len + 1).min(max_len - 1))
-    }
-
-    /// Writes the blocks that hold the beginning of a waiting sequence into a free row. Returns how many there are, and
-    /// how many of them somebody uses. At least one token is left to compute.
-    fn find_prefix(&mut self, slot: u32, row: u32) -> (u32, u32) {
-        let Sequence {
-            len, num_hashes, ..
-        } = self.sequences[slot as usize];
-        let max_hits = ((len - 1) / self.config.block_size).min(num_hashes);
-        let mut num_shared = 0;
-        for idx in 0..max_hits {
-            let block = self.pool.lookup(self.hashes.get(slot, idx));
-            if block == NONE {
-                return (idx, num_shared);
-            }
-            num_shared += (self.pool.num_refs(block) > 0) as u32;
-            let place = self.table_idx(row, idx);
-            self.block_tables[place] = block;
-        }
-        (max_hits, num_shared)
-    }
-
-    /// Makes a waiting sequence a running one, with the blocks that `find_prefix` found. Returns the flags of its entry.
-    fn start(&mut self, slot: u32, row: u32, num_hits: u32, pass: &mut Pass<'_, '_>) -> u32 {
-        self.waiting.remove(self.sequences, slot);
-        self.rows.take();
-        for idx in 0..num_hits {
-            self.pool.hold(self.block_tables[self.table_idx(row, idx)]);
-        }
-        self.insert_running(slot);
-        self.core.num_prefilling += 1;
-        self.core.blocked_order = 0;
-        pass.plan.header.num_admitted += 1;
-        let seq = &mut self.sequences[slot as usize];
-        seq.phase = RUNNING;
-        seq.row = row;
-        seq.num_blocks = num_hits;
-        seq.num_registered = num_hits;
-        seq.num_computed = num_hits * self.config.block_size;
-        seq.prefill_end = seq.len;
-        if seq.first_planned_ns != u64::MAX {
-            return entry_flags::RESUMED;
-        }
-        seq.first_planned_ns = pass.plan.header.planned_ns;
-        seq.num_cached_tokens = seq.num_computed;
-        if self.config.prefix_caching {
-            self.core.prefix_query_tokens += seq.prompt_len as u64;
-            self.core.prefix_hit_tokens += seq.num_computed as u64;
-        }
-        entry_flags::FIRST
-    }
-
-    /// Puts a slot into the running list at its place in order of service.
-    fn insert_running(&mut self, slot: u32) {
-        let key = self.sequences[slot as usize].key();
-        let mut idx = self.core.num_running as usize;
-        self.core.num_running += 1;
-        while idx > 0 && self.sequences[self.running[idx - 1] as usize].key() > key {
-            self.running[idx] = self.running[idx - 1];
-            idx -= 1;
-        }
-        self.running[idx] = slot;
     }
 
     /// Makes the blocks that this plan fills hittable, from the next plan on.

@@ -150,7 +150,7 @@ impl State<'_> {
     #[inline]
     pub(crate) fn register_full_blocks(&mut self, slot: u32) {
         let seq = &self.sequences[slot as usize];
-        let num_full = (seq.num_computed / self.config.block_size).min(seq.num_hashes);
+        let num_full = (seq.num_computed >> self.config.block_shift()).min(seq.num_hashes);
         let (row, first) = (seq.row, seq.num_registered);
         for idx in first..num_full {
             let block = self.block_tables[self.table_idx(row, idx)];

@@ -274,6 +274,34 @@ fn a_lower_priority_is_preempted_before_a_younger_equal() {
 }
 
 #[test]
+fn who_only_waits_for_a_last_token_gives_its_blocks_without_being_preempted() {
+    let (mut state, mut buffer) = scheduler(Config {
+        num_blocks: 3,
+        ..small()
+    });
+    state.add(0, &prompt(0, 8), 13, 0, 0).unwrap();
+    state.add(1, &prompt(100, 4), 5, 0, 1).unwrap();
+    let first = plan(&mut state, &mut buffer);
+    assert_eq!(first.len(), 2);
+    let second = plan(&mut state, &mut buffer);
+    assert_eq!(
+        (second.len(), second[0].num_new_blocks),
+        (1, 1),
+        "the block was the other's"
+    );
+    assert_eq!(
+        (buffer.preempted(), state.gauges().num_preemptions_total),
+        (&[][..], 0)
+    );
+    let departures = complete(&mut state, 1, &first, 7, Verdict::Continue);
+    assert_eq!(
+        (departures[0].slot, departures[0].cause),
+        (1, Cause::Length)
+    );
+    assert_eq!(departures[0].num_preemptions, 0);
+}
+
+#[test]
 fn a_second_prompt_shares_the_full_blocks_of_the_first_but_computes_at_least_one_token() {
     let (mut state, mut buffer) = scheduler(small());
     state.add(0, &prompt(0, 12), 60, 0, 0).unwrap();

@@ -288,6 +288,12 @@ impl Driver {
             header.num_samples
         );
         let planned: HashSet<u32> = entries.iter().map(|entry| entry.slot).collect();
+        assert!(
+            self.plan
+                .preempted()
+                .iter()
+                .all(|slot| !planned.contains(slot))
+        );
         for (slot, len) in core::mem::take(&mut self.streaming) {
             let ends = len >= self.longest(self.live[&slot].request);
             let goes_on = planned.contains(&slot) || self.plan.preempted().contains(&slot);
