@@ -117,7 +117,13 @@ fn refuse_unsupported(root: Object<'_>) -> Result<(), LoadError> {
             found: format!("{method:?}"),
         });
     }
-    for key in ["attention_bias", "mlp_bias", "use_mrope"] {
+    for key in [
+        "attention_bias",
+        "mlp_bias",
+        "lm_head_bias",
+        "use_mrope",
+        "rope_interleaved",
+    ] {
         if root.opt_bool(key)? == Some(true) {
             return Err(root.refuse(key, "false", "true"));
         }

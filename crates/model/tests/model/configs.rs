@@ -256,6 +256,10 @@ fn what_would_change_the_computation_is_refused_by_name() {
             vec!["attention_bias", "expected false", "true"],
         ),
         (
+            json!({"rope_interleaved": true}),
+            vec!["rope_interleaved", "expected false", "true"],
+        ),
+        (
             json!({"torch_dtype": "float8_e4m3fn"}),
             vec!["torch_dtype", "bfloat16", "float8_e4m3fn"],
         ),

@@ -44,6 +44,22 @@ fn every_fixture_yields_every_parameter_of_its_shape() {
     }
 }
 
+#[test]
+fn a_checkpoint_can_be_shared_by_threads() {
+    let checkpoint = open("qwen3moe-q8_0");
+    let layers = 0..checkpoint.config().num_layers;
+    let router = |layer| values(&checkpoint, Param::Layer(layer, LayerParam::Router));
+    let sums: Vec<f32> = std::thread::scope(|scope| {
+        let threads: Vec<_> = layers
+            .clone()
+            .map(|layer| scope.spawn(move || router(layer).iter().sum()))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    let expected: Vec<f32> = layers.map(|layer| router(layer).iter().sum()).collect();
+    assert_eq!(sums, expected);
+}
+
 /// Row `r` of a head of `head_dim` rows, as transformers orders them, in llama.cpp's order.
 fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, r) = (row / head_dim, row % head_dim);
