@@ -3,8 +3,8 @@
 //! The order is vLLM's where it matters: a bias is added before the repetition penalty looks at the sign, and the
 //! multiplicative penalty comes before the additive ones. Masked tokens get -∞, which no later edit undoes.
 
-use super::lanes::multiversion;
 use super::row::RowState;
+use super::simd::{Level, Simd, kernel};
 
 /// Whether `row` masks any token at its present position.
 pub(super) fn has_masks(row: &RowState, grammar: Option<&[u32]>) -> bool {
@@ -21,15 +21,15 @@ fn masks_stop_ids(row: &RowState) -> bool {
 }
 
 /// Applies all of `row`'s edits to `logits` [vocab_size]. `grammar`: bit `id % 32` of word `id / 32` is set if allowed.
-pub(super) fn apply(logits: &mut [f32], row: &RowState, grammar: Option<&[u32]>) {
+pub(super) fn apply(level: Level, logits: &mut [f32], row: &RowState, grammar: Option<&[u32]>) {
     for &(token, bias) in &row.logit_bias {
         logits[token as usize] += bias;
     }
     if row.has_allowed_ids {
-        mask(logits, &row.allowed_ids);
+        mask(level, logits, &row.allowed_ids);
     }
     if let Some(grammar) = grammar {
-        mask(logits, grammar);
+        mask(level, logits, grammar);
     }
     if masks_stop_ids(row) {
         for &token in &row.stop_ids {
@@ -83,34 +83,29 @@ pub(super) fn level_infinite(logits: &mut [f32]) {
     }
 }
 
-multiversion! {
+kernel! {
     /// Sets the logits whose bit in `allowed` is clear to -∞. Tokens beyond the mask are not allowed.
-    fn mask(logits: &mut [f32], allowed: &[u32]) = mask_body
+    fn mask(logits: &mut [f32], allowed: &[u32]) = mask_lanes
 }
 
 #[inline(always)]
-fn mask_body(logits: &mut [f32], allowed: &[u32]) {
-    let (words, rest) = logits.as_chunks_mut::<32>();
+fn mask_lanes<S: Simd>(simd: S, logits: &mut [f32], allowed: &[u32]) {
+    let masked = simd.splat(f32::NEG_INFINITY);
     let bits = allowed.iter().copied().chain(std::iter::repeat(0));
-    for (word, bits) in words.iter_mut().zip(bits) {
-        match bits {
-            0 => *word = [f32::NEG_INFINITY; 32],
-            u32::MAX => {}
-            _ => {
-                for (bit, x) in word.iter_mut().enumerate() {
-                    *x = if bits >> bit & 1 != 0 {
-                        *x
-                    } else {
-                        f32::NEG_INFINITY
-                    };
-                }
+    for (numbers, bits) in logits.chunks_mut(32).zip(bits) {
+        if numbers.len() < 32 {
+            for (bit, x) in numbers.iter_mut().enumerate() {
+                *x = if bits >> bit & 1 != 0 {
+                    *x
+                } else {
+                    f32::NEG_INFINITY
+                };
             }
-        }
-    }
-    let bits = allowed.get(words.len()).copied().unwrap_or(0);
-    for (bit, x) in rest.iter_mut().enumerate() {
-        if bits >> bit & 1 == 0 {
-            *x = f32::NEG_INFINITY;
+        } else if bits != u32::MAX {
+            for at in (0..32).step_by(S::LANES) {
+                let numbers = &mut numbers[at..];
+                simd.store(simd.select(bits >> at, simd.load(numbers), masked), numbers);
+            }
         }
     }
 }

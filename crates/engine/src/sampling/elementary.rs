@@ -4,6 +4,8 @@
 //! rounded to nearest, and of integer operations on the bits: no fused multiply-add, no library call. So it gives the same
 //! bits on every CPU and, written with `__fadd_rn`, `__fmul_rn` and `__fdiv_rn`, on a GPU.
 
+use super::simd::{Array, Simd};
+
 /// Adding this to a number below 2^22 in magnitude rounds it to an integer, which is then in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -13,23 +15,32 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// `e^z` underflows to a denormal below about -87.3; arguments are raised to this.
 const MIN_EXPONENT: f32 = -87.0;
 
-/// `e^z` for z ≤ 0, within 2 ulp; e^-87 (1.6e-38) for anything below -87, -∞ included.
+/// `e^z` for z ≤ 0, within 2 ulp; e^-87 (1.6e-38) for anything below -87, -∞ included, and for what is not a number.
 #[inline(always)]
 pub fn exp_nonpositive(z: f32) -> f32 {
-    let z = if z > MIN_EXPONENT { z } else { MIN_EXPONENT };
-    let rounded = z * LOG2_E + ROUND;
-    let n = rounded - ROUND;
-    let r = z - n * LN2_HIGH;
-    let r = r - n * LN2_LOW;
+    exp_nonpositive_lanes(Array::<1>, [z])[0]
+}
+
+#[inline(always)]
+pub(super) fn exp_nonpositive_lanes<S: Simd>(simd: S, z: S::F) -> S::F {
+    let times_plus = |a, b, c| simd.add(simd.mul(a, b), simd.splat(c));
+    let z = simd.max(z, simd.splat(MIN_EXPONENT));
+    let rounded = times_plus(z, simd.splat(LOG2_E), ROUND);
+    let n = simd.sub(rounded, simd.splat(ROUND));
+    let r = simd.sub(z, simd.mul(n, simd.splat(LN2_HIGH)));
+    let r = simd.sub(r, simd.mul(n, simd.splat(LN2_LOW)));
     // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2, interpolated at Chebyshev nodes.
-    let mut p = 1.392_618_4e-3;
-    p = p * r + 8.363_179e-3;
-    p = p * r + 4.166_655_6e-2;
-    p = p * r + 1.666_657_6e-1;
-    p = p * r + 0.5;
-    let mantissa = p * (r * r) + r + 1.0;
-    let exponent = (rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits());
-    mantissa * f32::from_bits(exponent)
+    let p = simd.splat(1.392_618_4e-3);
+    let p = times_plus(p, r, 8.363_179e-3);
+    let p = times_plus(p, r, 4.166_655_6e-2);
+    let p = times_plus(p, r, 1.666_657_6e-1);
+    let p = times_plus(p, r, 0.5);
+    let mantissa = simd.add(simd.mul(p, simd.mul(r, r)), r);
+    let mantissa = simd.add(mantissa, simd.splat(1.0));
+    // The integer n is in the low bits of `rounded`.
+    let n = simd.shl::<23>(simd.as_bits(rounded));
+    let power = simd.add_u(n, simd.splat_u(1.0f32.to_bits()));
+    simd.mul(mantissa, simd.as_floats(power))
 }
 
 /// `2 atanh(s)` for |s| ≤ 1/3.
@@ -87,11 +98,17 @@ pub const MAX_GUMBEL: f32 = 22.9;
 /// logarithm: between powers of two it is the chord of a concave function.
 #[inline(always)]
 pub fn gumbel_upper_bound(word: u32) -> f32 {
+    gumbel_upper_bound_lanes(Array::<1>, [word])[0]
+}
+
+#[inline(always)]
+pub(super) fn gumbel_upper_bound_lanes<S: Simd>(simd: S, word: S::U) -> S::F {
     // Half the word, because vector units convert signed integers only; rounding down keeps it a lower bound.
-    let half = (word >> 1) as i32 as f32;
-    let log2 = half.to_bits() as i32 as f32 * (1.0 / 8_388_608.0) - 158.0; // 127 + 31
-    // The slack covers the roundings of this function and of `gumbel`.
-    1e-4 - std::f32::consts::LN_2 * log2
+    let half = simd.to_float(simd.shr::<1>(word));
+    // log2 = bits / 2^23 - 127 - 31. The slack covers the roundings of this function and of `gumbel`.
+    let bits = simd.to_float(simd.as_bits(half));
+    let scaled = simd.mul(bits, simd.splat(-std::f32::consts::LN_2 / 8_388_608.0));
+    simd.add(scaled, simd.splat(158.0 * std::f32::consts::LN_2 + 1e-4))
 }
 
 #[cfg(test)]

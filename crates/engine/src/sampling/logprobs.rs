@@ -1,7 +1,8 @@
 //! Log-probabilities of the raw logits: before bias, masks, penalties and temperature, as vLLM reports them by default.
 
-use super::elementary::exp_nonpositive;
-use super::lanes::{BLOCK, LANES, multiversion};
+use super::elementary::{exp_nonpositive, exp_nonpositive_lanes};
+use super::scan::{BLOCK, count_at_least};
+use super::simd::{Level, Simd, kernel};
 
 /// A token and the logarithm of its probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,9 +102,16 @@ pub(super) struct Normaliser {
 
 impl Normaliser {
     /// `max` is the largest of `logits`, above -∞.
-    pub fn new(logits: &[f32], max: f32) -> Self {
-        let log_sum = sum_exp(logits, max).ln() as f32;
-        Self { max, log_sum }
+    pub fn new(level: Level, logits: &[f32], max: f32) -> Self {
+        let sum = match max == f32::INFINITY {
+            // Infinite logits share all the probability.
+            true => f64::from(count_at_least(level, logits, max)),
+            false => sum_exp(level, logits, max),
+        };
+        Self {
+            max,
+            log_sum: sum.ln() as f32,
+        }
     }
 
     /// The logprob of a token with this logit.
@@ -118,27 +126,28 @@ impl Normaliser {
     }
 }
 
-multiversion! {
+kernel! {
     /// The sum of `e^(logit - max)`, in double precision over blocks summed in single precision.
-    fn sum_exp(logits: &[f32], max: f32) -> f64 = sum_exp_body
+    fn sum_exp(logits: &[f32], max: f32) -> f64 = sum_exp_lanes
 }
 
 #[inline(always)]
-fn sum_exp_body(logits: &[f32], max: f32) -> f64 {
-    let term = |x: f32| exp_nonpositive(if x == max { 0.0 } else { x - max });
+fn sum_exp_lanes<S: Simd>(simd: S, logits: &[f32], max: f32) -> f64 {
     let mut total = 0.0;
     for block in logits.chunks(BLOCK) {
-        let mut sums = [0.0; LANES];
-        let (chunks, rest) = block.as_chunks::<LANES>();
-        for chunk in chunks {
-            for lane in 0..LANES {
-                sums[lane] += term(chunk[lane]);
-            }
+        // Two chains hide part of an addition's latency behind the other's exponential.
+        let mut sums = [simd.splat(0.0); 2];
+        let vectors = block.chunks_exact(S::LANES);
+        for &x in vectors.remainder() {
+            total += f64::from(exp_nonpositive(x - max));
         }
-        for (lane, &x) in rest.iter().enumerate() {
-            sums[lane] += term(x);
+        for (i, numbers) in vectors.enumerate() {
+            let distance = simd.sub(simd.load(numbers), simd.splat(max));
+            sums[i % 2] = simd.add(sums[i % 2], exp_nonpositive_lanes(simd, distance));
         }
-        total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+        let mut lanes = [0.0; 16];
+        simd.store(simd.add(sums[0], sums[1]), &mut lanes);
+        total += lanes.iter().map(|&sum| f64::from(sum)).sum::<f64>();
     }
     total
 }

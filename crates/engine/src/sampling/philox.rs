@@ -4,6 +4,8 @@
 //! A block of four 32-bit words is a pure function of a 128-bit counter and a 64-bit key. Nothing is carried from one draw
 //! to the next, which is why a token does not depend on the batch, the rank or the order in which rows are sampled.
 
+use super::simd::{Array, Simd};
+
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
@@ -11,26 +13,27 @@ const ROUNDS: usize = 10;
 /// The block of random words at `counter` under `key`.
 #[inline]
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let mut words = counter.map(|word| [word]);
-    rounds(&mut words, key);
-    words.map(|[word]| word)
+    philox_lanes(Array::<1>, counter.map(|word| [word]), key).map(|[word]| word)
 }
 
-/// As [`philox4x32_10`] for `N` counters at once: `words[i][n]` is word `i` of the `n`-th, replaced by its random word.
+/// As [`philox4x32_10`] for one counter a lane: vector `i` holds the words `i`.
 #[inline(always)]
-pub(super) fn rounds<const N: usize>(words: &mut [[u32; N]; 4], mut key: [u32; 2]) {
+pub(super) fn philox_lanes<S: Simd>(simd: S, counters: [S::U; 4], mut key: [u32; 2]) -> [S::U; 4] {
+    let mut words = counters;
     for _ in 0..ROUNDS {
-        let [a, b, c, d] = *words;
-        for n in 0..N {
-            let even = u64::from(a[n]) * u64::from(MULTIPLIERS[0]);
-            let odd = u64::from(c[n]) * u64::from(MULTIPLIERS[1]);
-            words[0][n] = (odd >> 32) as u32 ^ b[n] ^ key[0];
-            words[1][n] = odd as u32;
-            words[2][n] = (even >> 32) as u32 ^ d[n] ^ key[1];
-            words[3][n] = even as u32;
-        }
+        let [a, b, c, d] = words;
+        let (a_low, a_high) = simd.widening_mul(a, MULTIPLIERS[0]);
+        let (c_low, c_high) = simd.widening_mul(c, MULTIPLIERS[1]);
+        let xor3 = |x, y, key| simd.xor(simd.xor(x, y), simd.splat_u(key));
+        words = [
+            xor3(c_high, b, key[0]),
+            c_low,
+            xor3(a_high, d, key[1]),
+            a_low,
+        ];
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
+    words
 }
 
 /// A 64-bit seed as a key: low word first.
@@ -41,6 +44,7 @@ pub fn key(seed: u64) -> [u32; 2] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::{Level, kernel};
     use super::*;
 
     /// The known-answer vectors that the authors publish with Random123 (file `kat_vectors`, philox4x32 10).
@@ -69,15 +73,39 @@ mod tests {
         }
     }
 
+    #[inline(always)]
+    fn many<S: Simd>(simd: S, counters: &[u32], position: u32, key: [u32; 2]) -> Vec<[u32; 4]> {
+        let mut blocks = Vec::new();
+        for counters in counters.chunks_exact(S::LANES) {
+            let zero = simd.splat_u(0);
+            let words = philox_lanes(
+                simd,
+                [simd.load_u(counters), simd.splat_u(position), zero, zero],
+                key,
+            );
+            let mut stored = [[0; 16]; 4];
+            for (word, stored) in words.into_iter().zip(&mut stored) {
+                simd.store_u(word, stored);
+            }
+            blocks.extend((0..S::LANES).map(|lane| stored.map(|words| words[lane])));
+        }
+        blocks
+    }
+
+    kernel! {
+        fn many_at(counters: &[u32], position: u32, key: [u32; 2]) -> Vec<[u32; 4]> = many
+    }
+
     #[test]
     fn many_counters_at_once_equal_one_by_one() {
         let key = key(0x0123_4567_89AB_CDEF);
-        let counters: [u32; 16] = std::array::from_fn(|n| 1000 + n as u32);
-        let mut words = [counters, [7; 16], [0; 16], [0; 16]];
-        rounds(&mut words, key);
-        for (n, counter) in counters.into_iter().enumerate() {
-            let one = philox4x32_10([counter, 7, 0, 0], key);
-            assert_eq!(words.map(|word| word[n]), one);
+        let counters: Vec<u32> = (1000..1064).chain(u32::MAX - 63..=u32::MAX).collect();
+        let expected: Vec<_> = counters
+            .iter()
+            .map(|&c| philox4x32_10([c, 7, 0, 0], key))
+            .collect();
+        for level in Level::available() {
+            assert_eq!(many_at(level, &counters, 7, key), expected, "{level:?}");
         }
     }
 }

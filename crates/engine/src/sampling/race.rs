@@ -4,10 +4,13 @@
 //! seed, the position and the token alone, so the race gives the same winner whoever runs it, in whatever order or parts.
 
 use super::candidates::{Affine, Candidates};
-use super::elementary::{MAX_GUMBEL, gumbel, gumbel_upper_bound};
-use super::lanes::{BLOCK, LANES, multiversion};
-use super::philox::{philox4x32_10, rounds};
-use super::scan::{GroupMaxima, larger};
+use super::elementary::{MAX_GUMBEL, gumbel, gumbel_upper_bound, gumbel_upper_bound_lanes};
+use super::philox::{philox_lanes, philox4x32_10};
+use super::scan::{BLOCK, GroupMaxima, larger};
+use super::simd::{Level, Simd, kernel};
+
+/// The most lanes of any level.
+const MAX_LANES: usize = 16;
 
 /// The draws of one token position of one request.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +25,17 @@ impl Draws {
     /// The random word of `token`: word `token % 4` of the Philox block at counter `[token / 4, position, 0, 0]`.
     pub fn word(self, token: u32) -> u32 {
         philox4x32_10([token / 4, self.position, 0, 0], self.key)[token as usize % 4]
+    }
+
+    /// The Philox blocks whose first counter words are given: the words of tokens `4 * counter` to `4 * counter + 3`.
+    #[inline(always)]
+    fn blocks<S: Simd>(self, simd: S, counters: S::U) -> [S::U; 4] {
+        let zero = simd.splat_u(0);
+        philox_lanes(
+            simd,
+            [counters, simd.splat_u(self.position), zero, zero],
+            self.key,
+        )
     }
 }
 
@@ -38,48 +52,63 @@ impl Leader {
         token: u32::MAX,
     };
 
-    #[inline(always)]
     fn challenge(&mut self, token: u32, z: f32, word: u32) {
+        if z + gumbel_upper_bound(word) < self.score {
+            return;
+        }
         let score = z + gumbel(word);
         if score > self.score || (score == self.score && token < self.token) {
             *self = Self { score, token };
         }
     }
+
+    /// Challenges by the tokens whose bits are set, counted from `first`. Rare, as each new leader is harder to beat.
+    #[cold]
+    #[inline(never)]
+    fn challenge_by_each(
+        &mut self,
+        mut bits: u32,
+        first: u32,
+        logits: &[f32],
+        map: Affine,
+        words: &[u32; MAX_LANES],
+    ) {
+        while bits != 0 {
+            let lane = bits.trailing_zeros() as usize;
+            self.challenge(first + lane as u32, map.value(logits[lane]), words[lane]);
+            bits &= bits - 1;
+        }
+    }
 }
 
 /// The winner among the candidates, of which there is at least one.
-pub(super) fn among(candidates: &Candidates, draws: Draws) -> u32 {
-    among_listed(candidates.tokens(), candidates.values(), draws)
+pub(super) fn among(level: Level, candidates: &Candidates, draws: Draws) -> u32 {
+    among_listed(level, candidates.tokens(), candidates.values(), draws)
 }
 
-multiversion! {
-    fn among_listed(tokens: &[u32], values: &[f32], draws: Draws) -> u32 = among_listed_body
+kernel! {
+    fn among_listed(tokens: &[u32], values: &[f32], draws: Draws) -> u32 = among_listed_lanes
 }
 
 #[inline(always)]
-fn among_listed_body(tokens: &[u32], values: &[f32], draws: Draws) -> u32 {
+fn among_listed_lanes<S: Simd>(simd: S, tokens: &[u32], values: &[f32], draws: Draws) -> u32 {
     let mut leader = Leader::NONE;
-    for (tokens, values) in tokens.chunks(LANES).zip(values.chunks(LANES)) {
-        let mut blocks = [[0; LANES]; 4];
-        for (lane, &token) in tokens.iter().enumerate() {
-            blocks[0][lane] = token / 4;
+    for (tokens, values) in tokens.chunks(S::LANES).zip(values.chunks(S::LANES)) {
+        let mut padded = [0; MAX_LANES];
+        padded[..tokens.len()].copy_from_slice(tokens);
+        let blocks = draws.blocks(simd, simd.shr::<2>(simd.load_u(&padded)));
+        let mut words = [[0; MAX_LANES]; 4];
+        for (block, words) in blocks.into_iter().zip(&mut words) {
+            simd.store_u(block, words);
         }
-        blocks[1] = [draws.position; LANES];
-        rounds(&mut blocks, draws.key);
         for (lane, (&token, &z)) in tokens.iter().zip(values).enumerate() {
-            let word = blocks[token as usize % 4][lane];
-            if z + gumbel_upper_bound(word) >= leader.score {
-                leader.challenge(token, z, word);
-            }
+            leader.challenge(token, z, words[token as usize % 4][lane]);
         }
     }
     leader.token
 }
 
-/// Tokens whose variates are drawn together: four of each of [`LANES`] Philox blocks.
-const CHUNK: usize = 4 * LANES;
-
-multiversion! {
+kernel! {
     /// The winner among all tokens of the row. `likely` is any token; the likelier, the sooner others drop out.
     pub(super) fn among_all(
         logits: &[f32],
@@ -87,11 +116,12 @@ multiversion! {
         map: Affine,
         likely: u32,
         draws: Draws,
-    ) -> u32 = among_all_body
+    ) -> u32 = among_all_lanes
 }
 
 #[inline(always)]
-fn among_all_body(
+fn among_all_lanes<S: Simd>(
+    simd: S,
     logits: &[f32],
     maxima: &[GroupMaxima],
     map: Affine,
@@ -109,44 +139,54 @@ fn among_all_body(
         if map.value(block_max) + MAX_GUMBEL < leader.score {
             continue;
         }
-        for (i, chunk) in block.chunks(CHUNK).enumerate() {
-            let first = (idx * BLOCK + i * CHUNK) as u32;
-            match <&[f32; CHUNK]>::try_from(chunk) {
-                Ok(chunk) => run_chunk(chunk, first, map, draws, &mut leader),
-                Err(_) => {
-                    let mut padded = [f32::NEG_INFINITY; CHUNK];
-                    padded[..chunk.len()].copy_from_slice(chunk);
-                    run_chunk(&padded, first, map, draws, &mut leader);
-                }
+        for (i, chunk) in block.chunks(4 * S::LANES).enumerate() {
+            let first = (idx * BLOCK + i * 4 * S::LANES) as u32;
+            let mut padded = [f32::NEG_INFINITY; 4 * MAX_LANES];
+            let mut chunk = chunk;
+            if chunk.len() < 4 * S::LANES {
+                padded[..chunk.len()].copy_from_slice(chunk);
+                chunk = &padded;
             }
+            run_chunk(simd, chunk, first, map, draws, &mut leader);
         }
     }
     leader.token
 }
 
+/// Lets the tokens from `first` run, four for each lane: a Philox block serves four neighbours.
 #[inline(always)]
-fn run_chunk(chunk: &[f32; CHUNK], first: u32, map: Affine, draws: Draws, leader: &mut Leader) {
-    let counters = std::array::from_fn(|lane| first / 4 + lane as u32);
-    let mut blocks = [counters, [draws.position; LANES], [0; LANES], [0; LANES]];
-    rounds(&mut blocks, draws.key);
+fn run_chunk<S: Simd>(
+    simd: S,
+    chunk: &[f32],
+    first: u32,
+    map: Affine,
+    draws: Draws,
+    leader: &mut Leader,
+) {
+    // Lane 4 q + i gets counter i * LANES / 4 + q, so that the transposed words are in the order of the tokens.
+    let order: [u32; MAX_LANES] =
+        std::array::from_fn(|lane| (lane % 4 * (S::LANES / 4) + lane / 4) as u32);
+    let counters = simd.add_u(simd.load_u(&order), simd.splat_u(first / 4));
+    let words = simd.transpose_quads(draws.blocks(simd, counters));
 
-    let mut words = [0; CHUNK];
-    for lane in 0..LANES {
-        for word in 0..4 {
-            words[4 * lane + word] = blocks[word][lane];
-        }
-    }
-    let mut contenders = 0u32;
-    for i in 0..CHUNK {
-        let bound = map.value(chunk[i]) + gumbel_upper_bound(words[i]);
-        contenders |= u32::from(bound >= leader.score);
-    }
-    if contenders != 0 {
-        for (i, &x) in chunk.iter().enumerate() {
-            let z = map.value(x);
-            if z + gumbel_upper_bound(words[i]) >= leader.score {
-                leader.challenge(first + i as u32, z, words[i]);
-            }
+    let to_beat = simd.splat(leader.score);
+    for (i, (words, numbers)) in words
+        .into_iter()
+        .zip(chunk.chunks_exact(S::LANES))
+        .enumerate()
+    {
+        let z = map.lanes(simd, simd.load(numbers));
+        let contenders = simd.ge(simd.add(z, gumbel_upper_bound_lanes(simd, words)), to_beat);
+        if contenders != 0 {
+            let mut stored = [0; MAX_LANES];
+            simd.store_u(words, &mut stored);
+            leader.challenge_by_each(
+                contenders,
+                first + (i * S::LANES) as u32,
+                numbers,
+                map,
+                &stored,
+            );
         }
     }
 }

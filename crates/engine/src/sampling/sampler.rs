@@ -1,12 +1,13 @@
 //! The sampler proper: one row of logits in, one token out.
 
-use super::candidates::{Affine, Candidates, Selection};
+use super::candidates::{Affine, Candidates};
 use super::edit;
-use super::lanes::{BLOCK, LANES};
 use super::logprobs::{Logprobs, Normaliser};
 use super::race::{self, Draws};
 use super::row::RowState;
-use super::scan::{self, GroupMaxima};
+use super::scan::{self, BLOCK, GROUPS, GroupMaxima};
+use super::selection::Selection;
+use super::simd::Level;
 use super::truncate::{self, Kept};
 use thiserror::Error;
 
@@ -24,6 +25,7 @@ pub enum SampleError {
 /// Scratch memory for sampling rows, one for each worker thread.
 #[derive(Debug)]
 pub struct Sampler {
+    level: Level,
     vocab_size: usize,
     maxima: Vec<GroupMaxima>,
     candidates: Candidates,
@@ -33,17 +35,18 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Scratch for rows of `vocab_size` logits (at most 2^22): about 16 bytes a token. Nothing is allocated later.
+    /// Scratch for rows of `vocab_size` logits (at most 2^22): about 20 bytes a token. Nothing is allocated later.
     pub fn new(vocab_size: usize) -> Self {
         assert!(
             (1..=1 << 22).contains(&vocab_size),
             "vocab_size {vocab_size} is not in 1..=2^22"
         );
         Self {
+            level: Level::best(),
             vocab_size,
-            maxima: vec![[0.0; LANES]; vocab_size.div_ceil(BLOCK)],
+            maxima: vec![[0.0; GROUPS]; vocab_size.div_ceil(BLOCK)],
             candidates: Candidates::new(vocab_size),
-            selection: Selection::new(),
+            selection: Selection::new(vocab_size),
             edited: vec![0.0; vocab_size],
         }
     }
@@ -73,7 +76,7 @@ impl Sampler {
             return Ok(token);
         };
 
-        let normaliser = Normaliser::new(logits, raw_max);
+        let normaliser = Normaliser::new(self.level, logits, raw_max);
         self.top_logprobs(logits, normaliser, num_top as usize, &mut row.logprobs);
         let token = if is_edited || raw_max == f32::INFINITY {
             // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies nothing.
@@ -86,7 +89,7 @@ impl Sampler {
             self.choose(logits, row, grammar, is_edited, raw_max)?
         };
         let logit = logits[token as usize];
-        let rank = scan::count_at_least(logits, logit);
+        let rank = scan::count_at_least(self.level, logits, logit);
         row.logprobs
             .set_sampled(token, normaliser.logprob(logit), rank);
         row.push(token);
@@ -104,13 +107,13 @@ impl Sampler {
     ) -> Result<(), SampleError> {
         assert_eq!(logits.len(), self.vocab_size, "logits of a row");
         let max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
-        let normaliser = Normaliser::new(logits, max);
+        let normaliser = Normaliser::new(self.level, logits, max);
         self.top_logprobs(logits, normaliser, num_top, out);
         let logit = logits[token as usize];
         out.set_sampled(
             token,
             normaliser.logprob(logit),
-            scan::count_at_least(logits, logit),
+            scan::count_at_least(self.level, logits, logit),
         );
         Ok(())
     }
@@ -126,7 +129,7 @@ impl Sampler {
     ) -> Result<u32, SampleError> {
         let mut max = raw_max;
         if is_edited {
-            edit::apply(logits, row, grammar);
+            edit::apply(self.level, logits, row, grammar);
             // Only masks can leave nothing where there was something.
             let none_left = match raw_max > f32::NEG_INFINITY {
                 true => SampleError::NothingAllowed,
@@ -156,6 +159,7 @@ impl Sampler {
         };
         let (candidates, selection) = (&mut self.candidates, &mut self.selection);
         match truncate::truncate(
+            self.level,
             logits,
             &self.maxima,
             map,
@@ -163,8 +167,8 @@ impl Sampler {
             candidates,
             selection,
         ) {
-            Kept::All => race::among_all(logits, &self.maxima, map, most_likely, draws),
-            Kept::Listed => race::among(candidates, draws),
+            Kept::All => race::among_all(self.level, logits, &self.maxima, map, most_likely, draws),
+            Kept::Listed => race::among(self.level, candidates, draws),
         }
     }
 
@@ -183,15 +187,18 @@ impl Sampler {
         }
         let map = Affine::IDENTITY;
         let bound = truncate::kth_group_value(&self.maxima, map, num_top, &mut self.selection);
-        self.candidates.gather(logits, &self.maxima, map, bound);
+        self.candidates
+            .gather(self.level, logits, &self.maxima, map, bound);
         let values = self.candidates.values();
-        let last = self.selection.threshold(values, |_| 1, num_top as f64);
+        let last = self
+            .selection
+            .kth_largest(values, num_top.min(values.len()));
         out.set_top(self.candidates.tokens(), values, last, num_top, normaliser);
     }
 
     /// The largest logit, `None` if there is none above minus infinity.
     fn scan(&mut self, logits: &[f32]) -> Result<Option<f32>, SampleError> {
-        let found = scan::scan(logits, &mut self.maxima);
+        let found = scan::scan(self.level, logits, &mut self.maxima);
         if found.has_nan {
             return Err(SampleError::NonFinite);
         }
