@@ -3,4 +3,5 @@
 //! The engine never sees text or HTTP; it meets front ends only through the ring.
 
 pub mod cpu;
+pub mod driver;
 pub mod sampling;

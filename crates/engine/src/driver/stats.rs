@@ -1,0 +1,125 @@
+//! Where a step's time goes, and how the engine is told to stop.
+//!
+//! The parts carry Albireo's names (§2.1): T1 scheduling and T2 input processing are one here (`planning`), T3 is the forward
+//! pass, T4 sampling, T5 output processing (`publishing`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::executor::StepOutput;
+
+/// Shared between the engine's scheduler thread (writes times, reads the stop flag) and its owner (the reverse).
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    stopping: AtomicBool,
+    times: [AtomicU64; 6],
+}
+
+/// Sums since the engine started. Times in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Steps completed.
+    pub num_steps: u64,
+    /// T1 + T2: taking in requests, planning, preparing the step's inputs.
+    pub planning_ns: u64,
+    /// T3: the forward pass.
+    pub forward_ns: u64,
+    /// T4: sampling.
+    pub sampling_ns: u64,
+    /// T5: publishing tokens and ending sequences.
+    pub publishing_ns: u64,
+    /// From the end of a step to the start of the next, where the engine had work throughout: what planning and
+    /// publishing cost on the token path.
+    pub gap_ns: u64,
+}
+
+impl Control {
+    pub(super) fn stop(&self) {
+        // Relaxed: carries nothing; the scheduler looks at it in every round and at least every heartbeat.
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        // Relaxed: see `stop`.
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, which: usize, ns: u64) {
+        // Relaxed: figures for people; each is right by itself, and one thread writes.
+        self.times[which].fetch_add(ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn times(&self) -> StepTimes {
+        // Relaxed: see `add`.
+        let [
+            num_steps,
+            planning_ns,
+            forward_ns,
+            sampling_ns,
+            publishing_ns,
+            gap_ns,
+        ] = std::array::from_fn(|which| self.times[which].load(Ordering::Relaxed));
+        StepTimes {
+            num_steps,
+            planning_ns,
+            forward_ns,
+            sampling_ns,
+            publishing_ns,
+            gap_ns,
+        }
+    }
+}
+
+/// The scheduler's end of [`StepTimes`].
+pub(super) struct StepClock {
+    control: Arc<Control>,
+    /// End of the last step, if the engine has had work since.
+    last_finished_ns: Option<u64>,
+}
+
+impl StepClock {
+    pub(super) fn new(control: Arc<Control>) -> Self {
+        Self {
+            control,
+            last_finished_ns: None,
+        }
+    }
+
+    /// The engine ran out of work: the next gap is not its fault.
+    pub(super) fn idle(&mut self) {
+        self.last_finished_ns = None;
+    }
+
+    pub(super) fn planned(&self, ns: u64) {
+        self.control.add(1, ns);
+    }
+
+    pub(super) fn published(&self, ns: u64) {
+        self.control.add(4, ns);
+    }
+
+    pub(super) fn completed(&mut self, output: &StepOutput) {
+        let took = output.finished_ns.saturating_sub(output.started_ns);
+        self.control.add(0, 1);
+        self.control.add(2, took.saturating_sub(output.sampling_ns));
+        self.control.add(3, output.sampling_ns);
+        if let Some(last) = self.last_finished_ns {
+            self.control.add(5, output.started_ns.saturating_sub(last));
+        }
+        self.last_finished_ns = Some(output.finished_ns);
+    }
+}
+
+/// Measures one stretch of the scheduler thread's time.
+pub(super) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    pub(super) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(super) fn elapsed_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+}
