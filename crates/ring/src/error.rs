@@ -188,7 +188,9 @@ impl fmt::Display for EngineError {
             Self::EngineFailed => f.write_str("engine failed while the request ran"),
             Self::EngineRestarted => f.write_str("engine was restarted while the request ran"),
             Self::NothingAllowed => f.write_str("request's constraints leave no token to sample"),
-            Self::RequestChanged => f.write_str("request was changed after the engine validated it"),
+            Self::RequestChanged => {
+                f.write_str("request was changed after the engine validated it")
+            }
             Self::BadRequest(bad) => bad.fmt(f),
         }
     }

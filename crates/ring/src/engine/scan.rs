@@ -31,7 +31,9 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     /// Whether a doorbell has moved since the last scan: one load per lease. For an engine that waits for work.
     pub fn has_news(&self) -> bool {
         (0..self.layout.num_leases()).any(|lease| {
-            let word = self.memory.word(self.layout.lease_offset(LeaseIdx(lease)) + LEASE_DOORBELL);
+            let word = self
+                .memory
+                .word(self.layout.lease_offset(LeaseIdx(lease)) + LEASE_DOORBELL);
             // Relaxed: only a hint; the scan that follows acquires.
             self.leases[lease as usize].doorbell != Some(word.load(Ordering::Relaxed))
         })

@@ -19,9 +19,10 @@ use crate::lease::{LEASE_CLAIM, LEASE_DOORBELL, LEASE_HEARTBEAT, LEASE_VERDICT};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A region that loom watches. See the module for what it offers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RingMemory(Arc<Modelled>);
 
+#[derive(Debug)]
 struct Modelled {
     base: NonNull<[u64]>,
     words: BTreeMap<u64, AtomicU64>,
@@ -50,6 +51,7 @@ impl RingMemory {
         let mut granule = |offset| granules.insert(offset, UnsafeCell::new(()));
         word(0);
         word(crate::header::HEADER_STATE);
+        word(crate::header::HEADER_HEARTBEAT);
         granule(8);
         granule(HEADER_BYTES);
         for lease in 0..layout.num_leases() {

@@ -1,0 +1,343 @@
+//! The protocol under every interleaving and every reordering the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p izar-ring --test loom --release`. Words are loom's
+//! atomics; payload bytes are shadowed by loom cells, so a payload that is read before the edge that
+//! publishes it fails the test even if its bytes happen to be right.
+#![cfg(loom)]
+
+mod common;
+
+use common::{FrontEnd, INFO, OPTIONS, events, output};
+use izar_ring::*;
+use loom::thread::{Builder, JoinHandle};
+
+/// One lease of one slot: enough for every edge between one front end and the engine.
+const GEOMETRY: RingGeometry = RingGeometry {
+    num_slots: 1,
+    num_leases: 1,
+    input_arena_bytes: 4096,
+    output_arena_bytes: 4096,
+};
+const LEASE: LeaseIdx = LeaseIdx(0);
+const SLOT: SlotIdx = SlotIdx(0);
+
+fn engine() -> EngineRing {
+    let layout = RingLayout::new(GEOMETRY).unwrap();
+    let options = RingOptions {
+        geometry: GEOMETRY,
+        ..OPTIONS
+    };
+    let mut engine =
+        EngineRing::create(RingMemory::modelled(&layout), &options, slot_table(1)).unwrap();
+    engine.describe(&INFO);
+    engine
+}
+
+/// Explores `body` with at most `preemptions` forced switches per execution, on a stack an engine fits.
+fn explore(preemptions: usize, body: fn()) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(move || spawn(body).join().unwrap());
+}
+
+/// Spawns a thread with room for an engine on its stack.
+fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    Builder::new().stack_size(16 << 10).spawn(f).unwrap()
+}
+
+/// A front end holding the lease, known to the engine.
+fn front_end(engine: &mut EngineRing) -> FrontEnd {
+    let front_end = FrontEnd::claim(engine.memory(), engine.layout(), LEASE).unwrap();
+    engine.scan(&mut |_| ());
+    front_end
+}
+
+#[test]
+fn claimed_request_is_complete() {
+    explore(4, || {
+        let mut engine = engine();
+        let mut front_end = front_end(&mut engine);
+        let submitter = spawn(move || front_end.submit(SLOT));
+        let mut submitted = false;
+        for _ in 0..2 {
+            submitted |= !events(|f| engine.scan(f)).is_empty();
+        }
+        if submitted {
+            assert_eq!(engine.claim(SLOT, 0).unwrap().request_id, 1001);
+            assert_eq!(engine.prompt(SLOT), [3, 4]);
+        }
+        submitter.join().unwrap();
+        if !submitted {
+            assert_eq!(
+                events(|f| engine.scan(f)),
+                [SlotEvent::Submitted { slot: SLOT }]
+            );
+        }
+    });
+}
+
+#[test]
+fn published_tokens_are_readable_and_the_final_state_brings_the_final_count() {
+    explore(3, || {
+        let mut engine = engine();
+        let mut front_end = front_end(&mut engine);
+        let generation = front_end.submit(SLOT);
+        engine.scan(&mut |_| ());
+        let reader = spawn(move || read_twice(&front_end, generation));
+        engine.claim(SLOT, 5).unwrap();
+        engine.publish_token(SLOT, output(7), None);
+        engine.publish_token(SLOT, output(8), None);
+        let result = SlotResult {
+            completed_ns: 9,
+            ..SlotResult::default()
+        };
+        engine.complete(SLOT, FinishReason::Length, &result);
+        reader.join().unwrap();
+    });
+}
+
+/// Looks at a request that produces 7 and 8, and reads whatever it may.
+fn read_twice(front_end: &FrontEnd, generation: u32) {
+    let mut least = 0;
+    for _ in 0..2 {
+        let (num_generated, completed) = match front_end.observe(SLOT, generation) {
+            Observation::Unclaimed => (0, false),
+            Observation::Running { num_generated, .. } => (num_generated, false),
+            Observation::Completed {
+                reason,
+                num_generated,
+            } => {
+                assert_eq!((reason, num_generated), (FinishReason::Length, 2));
+                (num_generated, true)
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(num_generated >= least, "tokens are never taken back");
+        least = num_generated;
+        for index in 0..num_generated {
+            assert_eq!(front_end.token(SLOT, index).token, 7 + index);
+        }
+        if completed {
+            assert_eq!(front_end.result(SLOT).completed_ns, 9);
+        }
+    }
+}
+
+#[test]
+fn recycled_slot_is_reused_without_touching_what_is_still_read() {
+    explore(3, || {
+        let mut engine = engine();
+        let mut front_end = front_end(&mut engine);
+        let generation = front_end.submit(SLOT);
+        engine.scan(&mut |_| ());
+        engine.claim(SLOT, 0).unwrap();
+        engine.publish_token(SLOT, output(7), None);
+        engine.complete(SLOT, FinishReason::Stop, &SlotResult::default());
+        let reader = spawn(move || {
+            assert_eq!(front_end.token(SLOT, 0).token, 7);
+            assert_eq!(front_end.result(SLOT).generation, generation);
+            front_end.recycle(SLOT, generation);
+            // Reuse at once if the engine has been quick: new record, new prompt, same bytes.
+            if front_end.next_generation(SLOT).is_some() {
+                assert_eq!(front_end.submit(SLOT), 2);
+            }
+            front_end
+        });
+        for _ in 0..2 {
+            serve(&mut engine, 20);
+        }
+        let mut front_end = reader.join().unwrap();
+        serve(&mut engine, 20);
+        if front_end.next_generation(SLOT).is_some() {
+            front_end.submit(SLOT);
+            serve(&mut engine, 20);
+        }
+        assert_eq!(
+            front_end.observe(SLOT, 1),
+            Observation::Lost,
+            "generation 2 is not generation 1"
+        );
+        let completed = Observation::Completed {
+            reason: FinishReason::Stop,
+            num_generated: 1,
+        };
+        assert_eq!(front_end.observe(SLOT, 2), completed);
+        assert_eq!(front_end.token(SLOT, 0).token, 20);
+    });
+}
+
+/// One round of an engine that finishes every request with one token.
+fn serve(engine: &mut EngineRing, token: u32) {
+    let submitted = events(|f| engine.scan(f)).contains(&SlotEvent::Submitted { slot: SLOT });
+    if submitted {
+        engine.claim(SLOT, 0).unwrap();
+        engine.publish_token(SLOT, output(token), None);
+        engine.complete(SLOT, FinishReason::Stop, &SlotResult::default());
+    }
+}
+
+#[test]
+fn late_reader_never_takes_one_generation_for_another() {
+    explore(3, || {
+        let mut engine = engine();
+        let mut owner = front_end(&mut engine);
+        owner.submit(SLOT);
+        serve(&mut engine, 7);
+        let reader = FrontEndView::of(&owner);
+        let late = spawn(move || {
+            for _ in 0..2 {
+                match reader.observe(1) {
+                    Observation::Completed {
+                        reason,
+                        num_generated,
+                    } => {
+                        assert_eq!((reason, num_generated), (FinishReason::Stop, 1));
+                    }
+                    // The final count is gone already: the slot only looks unfinished.
+                    Observation::Running { num_generated, .. } => assert_eq!(num_generated, 0),
+                    Observation::Emptied | Observation::Lost => (),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        owner.recycle(SLOT, 1);
+        engine.scan(&mut |_| ());
+        owner.submit(SLOT);
+        engine.scan(&mut |_| ());
+        engine.claim(SLOT, 0).unwrap();
+        engine.publish_token(SLOT, output(8), None);
+        engine.publish_token(SLOT, output(9), None);
+        engine.complete(SLOT, FinishReason::Length, &SlotResult::default());
+        late.join().unwrap();
+    });
+}
+
+/// Somebody who reads progress and has no say in the slot.
+struct FrontEndView {
+    memory: RingMemory,
+    offset: u64,
+}
+
+impl FrontEndView {
+    fn of(front_end: &FrontEnd) -> Self {
+        Self {
+            memory: front_end.memory.clone(),
+            offset: front_end.layout.progress_offset(SLOT),
+        }
+    }
+
+    /// Reads the two words separately, count first: the order a torn bulk read may have.
+    fn observe(&self, generation: u32) -> Observation {
+        let count = self.memory.read_word(self.offset + 8).unwrap();
+        let status = self.memory.read_word(self.offset).unwrap();
+        observe(status, count, generation)
+    }
+}
+
+#[test]
+fn cancellation_is_seen_once_or_came_too_late() {
+    explore(4, || {
+        let mut engine = engine();
+        let mut front_end = front_end(&mut engine);
+        let generation = front_end.submit(SLOT);
+        engine.scan(&mut |_| ());
+        engine.claim(SLOT, 0).unwrap();
+        let canceller = spawn(move || {
+            front_end.cancel(SLOT, generation);
+            front_end
+        });
+        let mut num_cancelled = 0;
+        for _ in 0..2 {
+            num_cancelled += events(|f| engine.scan(f)).len();
+        }
+        let reason = if num_cancelled > 0 {
+            FinishReason::Cancelled
+        } else {
+            FinishReason::Stop
+        };
+        engine.complete(SLOT, reason, &SlotResult::default());
+        let mut front_end = canceller.join().unwrap();
+        num_cancelled += events(|f| engine.scan(f)).len();
+        assert!(num_cancelled <= 1);
+        let completed = Observation::Completed {
+            reason,
+            num_generated: 0,
+        };
+        assert_eq!(front_end.observe(SLOT, generation), completed);
+        front_end.recycle(SLOT, generation);
+        assert_eq!(
+            events(|f| engine.scan(f)),
+            [SlotEvent::Recycled { slot: SLOT }]
+        );
+    });
+}
+
+#[test]
+fn lease_passes_on_without_sharing_the_arena() {
+    explore(3, || {
+        let mut engine = engine();
+        let mut first = front_end(&mut engine);
+        first.submit(SLOT);
+        engine.scan(&mut |_| ());
+        engine.claim(SLOT, 0).unwrap();
+        let (memory, layout) = (engine.memory().clone(), *engine.layout());
+        let heir = spawn(move || {
+            first.release();
+            for _ in 0..2 {
+                if let Some(mut heir) = FrontEnd::claim(&memory, &layout, LEASE) {
+                    // Loom fails this write if the engine can still publish the orphan's token.
+                    heir.submit(SLOT);
+                    return Some(heir);
+                }
+            }
+            None
+        });
+        let mut cancelled = false;
+        for _ in 0..2 {
+            engine.scan(&mut |event| cancelled |= event == SlotEvent::Cancelled { slot: SLOT });
+            if cancelled {
+                break;
+            }
+            assert_eq!(engine.prompt(SLOT), [3, 4]);
+        }
+        engine.publish_token(SLOT, output(7), None);
+        engine.complete(SLOT, FinishReason::Cancelled, &SlotResult::default());
+        let heir = heir.join().unwrap();
+        let submitted = events(|f| engine.scan(f)).contains(&SlotEvent::Submitted { slot: SLOT });
+        assert_eq!(submitted, heir.is_some());
+    });
+}
+
+#[test]
+fn two_front_ends_never_hold_one_lease() {
+    explore(4, || {
+        let engine = engine();
+        let (memory, layout) = (engine.memory().clone(), *engine.layout());
+        let other = spawn(move || FrontEnd::claim(&memory, &layout, LEASE).is_some());
+        let mine = FrontEnd::claim(engine.memory(), engine.layout(), LEASE).is_some();
+        assert!(mine ^ other.join().unwrap());
+    });
+}
+
+#[test]
+fn front_end_that_finds_the_magic_finds_the_ring() {
+    explore(4, || {
+        let layout = RingLayout::new(GEOMETRY).unwrap();
+        let memory = RingMemory::modelled(&layout);
+        let theirs = memory.clone();
+        let connecting = spawn(move || {
+            if theirs.read_word(0).unwrap() == RING_MAGIC {
+                let mut bytes = [0; HEADER_BYTES as usize];
+                theirs.read(0, &mut bytes).unwrap();
+                let header = Header::decode(&bytes);
+                assert_eq!(header.layout(theirs.len()), Ok(layout));
+            }
+        });
+        let options = RingOptions {
+            geometry: GEOMETRY,
+            ..OPTIONS
+        };
+        EngineRing::create(memory, &options, slot_table(1)).unwrap();
+        connecting.join().unwrap();
+    });
+}
