@@ -1,0 +1,179 @@
+//! An answer as server-sent events.
+//!
+//! [`EventStream`] is the HTTP body itself: each poll takes all tokens that are there and returns their chunks in one frame, so that
+//! tokens which came together leave in one write.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame};
+use izar_transport::client::GeneratedToken;
+
+use super::choice::{Choice, Sink, Step};
+use super::{Answer, cached_tokens};
+use crate::api::StreamRequest;
+use crate::drain::InFlight;
+use crate::error::ApiError;
+use crate::output::chunk::{ChunkWriter, put_error};
+use crate::output::head::{Ending, Piece, Usage};
+
+/// A frame is sent when it has this many bytes, whatever more there is.
+const FRAME_BYTES: usize = 32 * 1024;
+
+/// Writes chunks to a buffer.
+struct Chunks {
+    out: BytesMut,
+    writer: ChunkWriter,
+    usage: Usage,
+    continuous_usage: bool,
+}
+
+impl Sink for Chunks {
+    fn piece(&mut self, index: usize, num_tokens: u64, piece: &Piece<'_>) {
+        self.usage.completion_tokens += num_tokens;
+        let usage = self.continuous_usage.then_some(&self.usage);
+        self.writer.put_piece(&mut self.out, index, piece, usage);
+    }
+
+    fn ending(&mut self, index: usize, num_tokens: u64, piece: &Piece<'_>, ending: &Ending) {
+        self.usage.completion_tokens += num_tokens;
+        let usage = self.continuous_usage.then_some(&self.usage);
+        self.writer
+            .put_ending(&mut self.out, index, piece, ending, usage);
+    }
+
+    fn is_full(&self) -> bool {
+        self.out.len() >= FRAME_BYTES
+    }
+}
+
+/// The body of a streamed answer.
+pub struct EventStream {
+    chunks: Chunks,
+    choices: Vec<Choice>,
+    /// Choices that have not ended.
+    open: Vec<usize>,
+    n: usize,
+    scratch: Vec<GeneratedToken>,
+    done: bool,
+    _in_flight: InFlight,
+}
+
+impl Answer {
+    /// Waits for the first token and returns the body that streams from there.
+    ///
+    /// # Errors
+    /// Whatever failed before the first token: it is still time for a plain answer with a status of its own.
+    pub async fn stream(self, request: StreamRequest) -> Result<EventStream, ApiError> {
+        let writer = ChunkWriter::new(self.head.clone(), self.choices.len(), request.include_usage);
+        let mut out = BytesMut::new();
+        for index in 0..self.choices.len() {
+            writer.put_role(&mut out, index, self.prompt_ids_of(index));
+        }
+        let roles = out.len();
+        let mut stream = EventStream {
+            chunks: Chunks {
+                out,
+                writer,
+                usage: self.usage,
+                continuous_usage: request.continuous_usage,
+            },
+            open: (0..self.choices.len()).collect(),
+            choices: self.choices,
+            n: self.n,
+            scratch: Vec::new(),
+            done: false,
+            _in_flight: self.in_flight,
+        };
+        poll_fn(|cx| match stream.fill(cx) {
+            Err(error) if stream.chunks.out.len() == roles => Poll::Ready(Err(error)),
+            Err(error) => {
+                stream.fail(&error);
+                Poll::Ready(Ok(()))
+            }
+            Ok(()) if stream.chunks.out.len() > roles || stream.done => Poll::Ready(Ok(())),
+            Ok(()) => Poll::Pending,
+        })
+        .await?;
+        Ok(stream)
+    }
+}
+
+impl EventStream {
+    /// Writes the chunks of all tokens there are, and the end once every choice has ended.
+    fn fill(&mut self, cx: &mut Context<'_>) -> Result<(), ApiError> {
+        let Self {
+            chunks,
+            choices,
+            open,
+            scratch,
+            ..
+        } = self;
+        let mut failed = None;
+        open.retain(|&index| {
+            if failed.is_some() {
+                return true;
+            }
+            match choices[index].poll(cx, scratch, chunks) {
+                Step::Waiting | Step::Full => true,
+                Step::Ended => false,
+                Step::Failed(error) => {
+                    failed = Some(error);
+                    true
+                }
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if open.is_empty() && !self.done {
+            self.chunks.usage.cached_tokens = cached_tokens(&self.choices, self.n);
+            self.chunks
+                .writer
+                .put_done(&mut self.chunks.out, &self.chunks.usage);
+            self.done = true;
+        }
+        Ok(())
+    }
+
+    /// Ends the stream with an error event; the other choices are cancelled.
+    fn fail(&mut self, error: &ApiError) {
+        put_error(&mut self.chunks.out, error);
+        self.choices.clear();
+        self.open.clear();
+        self.done = true;
+    }
+}
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if !this.done
+            && !this.chunks.is_full()
+            && let Err(error) = this.fill(cx)
+        {
+            this.fail(&error);
+        }
+        if !this.chunks.out.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.chunks.out.split().freeze()))));
+        }
+        if this.done {
+            Poll::Ready(None)
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.done && self.chunks.out.is_empty()
+    }
+}

@@ -1,0 +1,279 @@
+//! From a checked request to sequences in the ring.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use izar_tokenizer::{Detokenizer, DetokenizerOptions, EncodeOptions};
+use izar_transport::client::{RequestHandle, SamplingParams, Submission};
+
+use super::choice::{Choice, Wanted};
+use super::{Answer, failure};
+use crate::api::{SamplingRequest, StreamRequest};
+use crate::app::App;
+use crate::drain::InFlight;
+use crate::error::ApiError;
+use crate::metrics::SequenceMeter;
+use crate::output::assembler::{Assembler, StopRules};
+use crate::output::head::{Head, Shape, Usage};
+use crate::output::stop::StopSet;
+
+/// A prompt, encoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Its tokens, at least one.
+    pub ids: Vec<u32>,
+    /// Its text, where the answer is to begin with it.
+    pub echo: Option<String>,
+}
+
+/// All that is wanted of the engine for one request.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Which answer.
+    pub shape: Shape,
+    /// The model as the client named it.
+    pub model: String,
+    /// At least one prompt.
+    pub prompts: Vec<PromptTokens>,
+    /// Limit on output tokens; none is what the context has room for, 0 is an echo alone.
+    pub max_tokens: Option<u32>,
+    /// Log probabilities wanted: none, or the number of alternatives.
+    pub logprobs: Option<u32>,
+    /// Whether the output goes on in the middle of a text.
+    pub continuation: bool,
+    /// Sampling and stopping.
+    pub sampling: SamplingRequest,
+    /// Streaming.
+    pub stream: StreamRequest,
+}
+
+/// Puts all sequences of an order into the ring. If one does not fit, those before it are cancelled.
+///
+/// # Errors
+/// [`ApiError::ContextLength`], [`ApiError::InvalidField`], [`ApiError::AtCapacity`], [`ApiError::EngineUnavailable`].
+pub fn submit(
+    app: &App,
+    order: Order,
+    arrival: Instant,
+    in_flight: InFlight,
+) -> Result<Answer, ApiError> {
+    let sampling = &order.sampling;
+    let limits: Vec<u32> = order
+        .prompts
+        .iter()
+        .map(|prompt| token_limit(app, &order, prompt))
+        .collect::<Result<_, _>>()?;
+    let rules = Arc::new(stop_rules(app, sampling));
+    let bad_words = encode_bad_words(app, sampling);
+    app.metrics.request_params_n.observe(sampling.n as u64);
+    let mut choices = Vec::with_capacity(order.prompts.len() * sampling.n);
+    for (prompt, &max_tokens) in order.prompts.iter().zip(&limits) {
+        for i in 0..sampling.n {
+            let handle = match max_tokens {
+                0 => None,
+                _ => Some(submit_one(
+                    app, &order, prompt, max_tokens, i, &rules, &bad_words,
+                )?),
+            };
+            let counted = if i == 0 { prompt.ids.len() as u64 } else { 0 };
+            let meter = SequenceMeter::start(
+                Arc::clone(&app.metrics),
+                arrival,
+                counted,
+                max_tokens.into(),
+            );
+            choices.push(choice(
+                app,
+                &order,
+                prompt,
+                choices.len(),
+                handle,
+                &rules,
+                meter,
+            ));
+        }
+    }
+    let prompt_tokens = order
+        .prompts
+        .iter()
+        .map(|prompt| prompt.ids.len() as u64)
+        .sum();
+    let prefix = if order.shape == Shape::Chat {
+        "chatcmpl-"
+    } else {
+        "cmpl-"
+    };
+    Ok(Answer {
+        head: Head {
+            shape: order.shape,
+            id: app.ids.request_id(prefix),
+            created: unix_seconds(),
+            model: order.model,
+            tokenizer: Arc::clone(&app.model.tokenizer),
+        },
+        choices,
+        usage: Usage {
+            prompt_tokens,
+            ..Usage::default()
+        },
+        n: sampling.n,
+        prompt_ids: sampling
+            .return_token_ids
+            .then(|| order.prompts.into_iter().map(|prompt| prompt.ids).collect()),
+        in_flight,
+    })
+}
+
+/// How many tokens a prompt's sequences may produce.
+fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, ApiError> {
+    let (max_model_len, prompt_tokens) = (app.limits.max_model_len, prompt.ids.len());
+    let param = match order.shape {
+        Shape::Chat => "messages",
+        Shape::Completion => "prompt",
+    };
+    if prompt_tokens == 0 {
+        return Err(ApiError::field(param, "must make at least one token"));
+    }
+    let room = max_model_len.saturating_sub(prompt_tokens) as u32;
+    let wanted = order.max_tokens.unwrap_or(room);
+    if wanted > room
+        || (room == 0 && wanted > 0)
+        || (room == 0 && order.max_tokens.is_none())
+        || prompt_tokens > max_model_len
+    {
+        let max_tokens = order.max_tokens.filter(|_| room > 0).map(u64::from);
+        return Err(ApiError::ContextLength {
+            param,
+            prompt_tokens,
+            max_tokens,
+            max_model_len,
+        });
+    }
+    if order.sampling.min_tokens > wanted {
+        return Err(ApiError::field(
+            "min_tokens",
+            format!("must be at most the {wanted} tokens that may be generated"),
+        ));
+    }
+    Ok(wanted)
+}
+
+fn stop_rules(app: &App, sampling: &SamplingRequest) -> StopRules {
+    StopRules {
+        strings: Arc::new(StopSet::new(&sampling.stop, sampling.include_stop)),
+        token_ids: sampling.stop_token_ids.clone(),
+        eos_token_ids: if sampling.ignore_eos {
+            Vec::new()
+        } else {
+            app.model.eos_token_ids.clone()
+        },
+        include_stop: sampling.include_stop,
+        min_tokens: sampling.min_tokens,
+    }
+}
+
+/// Each word as it is encoded at the start of a text, and after a space where that differs in its first token alone.
+fn encode_bad_words(app: &App, sampling: &SamplingRequest) -> Vec<Vec<u32>> {
+    let plain = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let encode = |text: &str| app.model.tokenizer.encode(text, plain).unwrap_or_default();
+    let mut encoded = Vec::new();
+    for word in &sampling.bad_words {
+        let word = word.trim_start();
+        let (bare, spaced) = (encode(word), encode(&format!(" {word}")));
+        let is_other_form = spaced.len() == bare.len() && spaced.first() != bare.first();
+        encoded.extend(
+            [Some(bare), is_other_form.then_some(spaced)]
+                .into_iter()
+                .flatten()
+                .filter(|ids| !ids.is_empty()),
+        );
+    }
+    encoded
+}
+
+fn submit_one(
+    app: &App,
+    order: &Order,
+    prompt: &PromptTokens,
+    max_tokens: u32,
+    i: usize,
+    rules: &StopRules,
+    bad_words: &[Vec<u32>],
+) -> Result<RequestHandle, ApiError> {
+    let sampling = &order.sampling;
+    let bad_words: Vec<&[u32]> = bad_words.iter().map(Vec::as_slice).collect();
+    let stop_token_ids = [&rules.token_ids[..], &rules.eos_token_ids].concat();
+    let submission = Submission {
+        min_tokens: sampling.min_tokens,
+        sampling: SamplingParams {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            seed: Some(
+                sampling
+                    .seed
+                    .map_or_else(|| app.ids.seed(), |seed| seed.wrapping_add(i as u64)),
+            ),
+        },
+        stop_token_ids: &stop_token_ids,
+        ignore_eos: sampling.ignore_eos,
+        logprobs: order.logprobs,
+        logit_bias: &sampling.logit_bias,
+        allowed_token_ids: sampling.allowed_token_ids.as_deref(),
+        bad_words: &bad_words,
+        priority: sampling.priority,
+        ..Submission::new(&prompt.ids, max_tokens)
+    };
+    app.client.submit(&submission).map_err(|error| {
+        let error = failure::of_submit(&error);
+        if matches!(error, ApiError::AtCapacity { .. }) {
+            app.metrics.admission_rejections.add(1);
+        }
+        error
+    })
+}
+
+fn choice(
+    app: &App,
+    order: &Order,
+    prompt: &PromptTokens,
+    index: usize,
+    handle: Option<RequestHandle>,
+    rules: &Arc<StopRules>,
+    meter: SequenceMeter,
+) -> Choice {
+    let options = DetokenizerOptions {
+        skip_special: order.sampling.skip_special_tokens,
+        continuation: order.continuation,
+    };
+    let detokenizer = Detokenizer::new(Arc::clone(&app.model.tokenizer), options);
+    let echoed_chars = prompt.echo.as_ref().map_or(0, |text| text.chars().count());
+    let assembler = Assembler::new(detokenizer, Arc::clone(rules), echoed_chars);
+    let wanted = Wanted {
+        logprobs: order.logprobs.is_some(),
+        token_ids: order.sampling.return_token_ids,
+    };
+    Choice::new(
+        index,
+        handle,
+        assembler,
+        Arc::clone(rules),
+        meter,
+        wanted,
+        prompt.echo.clone(),
+    )
+}
+
+/// Seconds since 1970.
+pub fn unix_seconds() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

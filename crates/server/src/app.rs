@@ -1,0 +1,99 @@
+//! What all handlers share, and which path leads to which of them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use izar_tokenizer::{ChatEncoder, Tokenizer};
+use izar_transport::client::RingClient;
+
+use crate::api::{Limits, SamplingDefaults};
+use crate::auth::ApiKeys;
+use crate::drain::Drain;
+use crate::error::ApiError;
+use crate::ids::IdSource;
+use crate::metrics::Metrics;
+use crate::routes::{chat, completions, models, operations, tokens};
+
+/// The model as the front end knows it: its names and its text side. Never its weights.
+pub struct ServedModel {
+    /// Names clients may use; the first is the one that is told. At least one.
+    pub names: Vec<String>,
+    /// Where it was loaded from, for `/v1/models`.
+    pub root: String,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Chats to prompts; without one, chat is refused.
+    pub chat: Option<ChatEncoder>,
+    /// Every token that ends a sequence: of the configuration, the generation configuration and the tokenizer.
+    pub eos_token_ids: Vec<u32>,
+    /// Sampling where a request says nothing.
+    pub defaults: SamplingDefaults,
+}
+
+/// The state of the server.
+pub struct App {
+    pub(crate) model: ServedModel,
+    pub(crate) created: u64,
+    pub(crate) limits: Limits,
+    pub(crate) client: Arc<RingClient>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) ids: IdSource,
+    pub(crate) keys: ApiKeys,
+    pub(crate) drain: Arc<Drain>,
+    pub(crate) max_body_bytes: usize,
+}
+
+impl App {
+    /// The name an answer carries.
+    ///
+    /// # Errors
+    /// [`ApiError::UnknownModel`] where the client asked for another model.
+    pub(crate) fn resolve_model(&self, asked: Option<String>) -> Result<String, ApiError> {
+        match asked {
+            None => Ok(self.model.names[0].clone()),
+            Some(name) if self.model.names.contains(&name) => Ok(name),
+            Some(_) => Err(ApiError::UnknownModel {
+                served: self.model.names.join(", "),
+            }),
+        }
+    }
+}
+
+/// All paths. What reads or makes tokens needs a key where there are keys; health, metrics and the version do not.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let keyed = Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::retrieve))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route_layer(middleware::from_fn_with_state(
+            Arc::clone(&app),
+            require_key,
+        ));
+    Router::new()
+        .merge(keyed)
+        .route("/health", get(operations::health))
+        .route("/metrics", get(operations::metrics))
+        .route("/version", get(operations::version))
+        .fallback(async || ApiError::NoSuchEndpoint)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .with_state(app)
+}
+
+async fn require_key(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if app.keys.admit(request.headers()) {
+        Ok(next.run(request).await)
+    } else {
+        Err(ApiError::Unauthorized)
+    }
+}

@@ -1,0 +1,84 @@
+//! The endpoints, a file each, and what they share: reading a body and answering.
+
+pub mod chat;
+pub mod completions;
+pub mod models;
+pub mod operations;
+pub mod tokens;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+
+use crate::answer::Answer;
+use crate::api::StreamRequest;
+use crate::app::App;
+use crate::error::ApiError;
+
+/// Bodies from here on are parsed and encoded away from the threads that stream.
+const LARGE_BODY_BYTES: usize = 32 * 1024;
+
+/// Reads a body up to the server's limit. Of one that is larger, some more is read and dropped: a client that is still writing
+/// would not see the answer.
+async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
+    let limit_bytes = app.max_body_bytes;
+    let mut body = body;
+    let mut read = BytesMut::new();
+    let mut num_bytes = 0_usize;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| ApiError::BodyUnreadable)?.into_data() else {
+            continue;
+        };
+        num_bytes += data.len();
+        if num_bytes <= limit_bytes {
+            read.extend_from_slice(&data);
+        } else if num_bytes > limit_bytes.saturating_mul(4) {
+            break;
+        }
+    }
+    if num_bytes > limit_bytes {
+        Err(ApiError::BodyTooLarge { limit_bytes })
+    } else {
+        Ok(read.freeze())
+    }
+}
+
+/// Runs `f` here where the body is small, and on a thread for blocking work where it is large.
+async fn prepare<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Bytes,
+    f: impl FnOnce(&App, &[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() < LARGE_BODY_BYTES {
+        return f(app, &body);
+    }
+    let app = Arc::clone(app);
+    match tokio::task::spawn_blocking(move || f(&app, &body)).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Sends an answer the way the client asked for it.
+async fn respond(answer: Answer, stream: StreamRequest) -> Result<Response, ApiError> {
+    if !stream.stream {
+        return Ok(json(Body::from(answer.whole().await?)));
+    }
+    let mut response = Response::new(Body::new(answer.stream(stream).await?));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+fn json(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
