@@ -69,7 +69,7 @@ pub(super) fn run(
 }
 
 fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
-    let mut spares = vec![Box::<StepWork>::default()];
+    let mut spares = Spares::new(1);
     while scheduler.keeps_running() {
         if launch_next(scheduler, executor, &mut spares)? {
             retire_oldest(scheduler, executor, &mut spares)?;
@@ -81,7 +81,7 @@ fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<()
 }
 
 fn run_async(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
-    let mut spares = vec![Box::<StepWork>::default(), Box::default()];
+    let mut spares = Spares::new(2);
     let mut num_in_flight = 0;
     while scheduler.keeps_running() || num_in_flight > 0 {
         let launched = scheduler.keeps_running() && launch_next(scheduler, executor, &mut spares)?;
@@ -101,15 +101,13 @@ fn run_async(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(
 fn launch_next(
     scheduler: &mut Scheduler,
     executor: &mut dyn Executor,
-    spares: &mut Vec<Box<StepWork>>,
+    spares: &mut Spares,
 ) -> Result<bool, ExecutorFailed> {
     let watch = Stopwatch::start();
     scheduler.take_in();
-    let Some(mut work) = spares.pop() else {
-        unreachable!("there is a box for every step that may be in flight")
-    };
+    let mut work = spares.take();
     if !scheduler.plan(&mut work) {
-        spares.push(work);
+        spares.put(work);
         return Ok(false);
     }
     scheduler.clock.planned(watch.elapsed_ns());
@@ -121,14 +119,37 @@ fn launch_next(
 fn retire_oldest(
     scheduler: &mut Scheduler,
     executor: &mut dyn Executor,
-    spares: &mut Vec<Box<StepWork>>,
+    spares: &mut Spares,
 ) -> Result<(), ExecutorFailed> {
     let work = wait(scheduler, executor)?;
     let watch = Stopwatch::start();
     scheduler.publish(&work);
     scheduler.clock.published(watch.elapsed_ns());
-    spares.push(work);
+    spares.put(work);
     Ok(())
+}
+
+/// Boxes that are not in flight.
+struct Spares([Option<Box<StepWork>>; 2]);
+
+impl Spares {
+    /// A box for each step that may be in flight, at most two.
+    fn new(depth: usize) -> Self {
+        Self(std::array::from_fn(|idx| (idx < depth).then(Box::default)))
+    }
+
+    fn take(&mut self) -> Box<StepWork> {
+        let Some(work) = self.0.iter_mut().find_map(Option::take) else {
+            unreachable!("there is a box for every step that may be in flight")
+        };
+        work
+    }
+
+    fn put(&mut self, work: Box<StepWork>) {
+        if let Some(place) = self.0.iter_mut().find(|place| place.is_none()) {
+            *place = Some(work);
+        }
+    }
 }
 
 /// Waits for the oldest step, with heartbeats while it runs.

@@ -150,9 +150,10 @@ impl Scheduler {
                 .reap_expired_leases(now, &mut |event| events.push(event));
         }
         let mut events = std::mem::take(&mut self.events);
-        let completed_some = events
-            .drain(..)
-            .fold(false, |some, event| self.handle(event, now) || some);
+        let mut completed_some = false;
+        for event in events.drain(..) {
+            completed_some |= self.handle(event, now);
+        }
         self.events = events;
         if completed_some {
             self.ring.doorbell().ring();
