@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::ops::Range;
+
 use common::{FrontEnd, Heap, SMALL, engine, events};
 use izar_ring::*;
 
@@ -80,7 +82,8 @@ fn record_of_another_generation_or_with_unknown_flags_is_refused() {
 #[test]
 fn spans_outside_the_lease_are_refused() {
     let input = |front_end: &FrontEnd| front_end.layout.lease_input(LeaseIdx(0));
-    let set_prompt: [(&str, fn(&mut Span, std::ops::Range<u64>)); 9] = [
+    type Break = fn(&mut Span, Range<u64>);
+    let set_prompt: [(&str, Break); 9] = [
         ("empty", |span, _| span.len = 0),
         ("misaligned", |span, _| span.offset += 4),
         ("before the lease", |span, lease| {
