@@ -26,6 +26,8 @@ mod transport;
 pub mod wake;
 
 pub mod client;
+#[cfg(feature = "mock-engine")]
+pub mod mock_engine;
 
 pub use engine_end::EngineEnd;
 pub use in_process::{InProcess, InProcessError};

@@ -93,6 +93,7 @@ const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_micros(500);
 
 /// The engine's end of the wake-ups: sleeps while there is nothing to do, and rings after publishing.
+#[derive(Clone)]
 pub struct EngineDoorbell {
     transport: Arc<dyn Transport>,
 }
