@@ -43,9 +43,11 @@ pub(super) struct Candidates {
 
 impl Candidates {
     pub fn new(vocab_size: usize) -> Self {
+        // Whole vectors are stored, whatever part of them counts.
+        let room = vocab_size + LANE_NUMBERS.len();
         Self {
-            tokens: vec![0; vocab_size],
-            values: vec![0.0; vocab_size],
+            tokens: vec![0; room],
+            values: vec![0.0; room],
             masses: vec![0; vocab_size],
             len: 0,
         }
@@ -105,6 +107,9 @@ impl Candidates {
     }
 }
 
+/// What to add to the token of lane 0.
+const LANE_NUMBERS: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
 kernel! {
     fn gather(
         logits: &[f32],
@@ -127,38 +132,37 @@ fn gather_lanes<S: Simd>(
     values: &mut [f32],
 ) -> usize {
     let bounds = simd.splat(bound);
-    let reach = |numbers: &[f32]| simd.ge(map.lanes(simd, simd.load(numbers)), bounds);
+    let scaled = |numbers: &[f32]| map.lanes(simd, simd.load(numbers));
+    let order = simd.load_u(&LANE_NUMBERS);
     let mut len = 0;
-    let mut push = |token: usize, value: f32| {
-        tokens[len] = token as u32;
-        values[len] = value;
-        len += 1;
-    };
     for (idx, (block, groups)) in logits.chunks(BLOCK).zip(maxima).enumerate() {
-        if (0..GROUPS)
-            .step_by(S::LANES)
-            .all(|at| reach(&groups[at..]) == 0)
-        {
+        let is_below = |at| simd.ge(scaled(&groups[at..]), bounds) == 0;
+        if (0..GROUPS).step_by(S::LANES).all(is_below) {
             continue;
         }
-        let mut token = idx * BLOCK;
+        let mut token = (idx * BLOCK) as u32;
         let vectors = block.chunks_exact(S::LANES);
         let rest = vectors.remainder();
         for numbers in vectors {
-            let mut bits = reach(numbers);
-            while bits != 0 {
-                let lane = bits.trailing_zeros() as usize;
-                push(token + lane, map.value(numbers[lane]));
-                bits &= bits - 1;
+            let value = scaled(numbers);
+            let bits = simd.ge(value, bounds);
+            if bits != 0 {
+                let lanes = simd.add_u(order, simd.splat_u(token));
+                simd.store_u(simd.compress(bits, lanes), &mut tokens[len..]);
+                let values_kept = simd.compress(bits, simd.as_bits(value));
+                simd.store(simd.as_floats(values_kept), &mut values[len..]);
+                len += bits.count_ones() as usize;
             }
-            token += S::LANES;
+            token += S::LANES as u32;
         }
         for (i, &x) in rest
             .iter()
             .enumerate()
             .filter(|&(_, &x)| map.value(x) >= bound)
         {
-            push(token + i, map.value(x));
+            tokens[len] = token + i as u32;
+            values[len] = map.value(x);
+            len += 1;
         }
     }
     len

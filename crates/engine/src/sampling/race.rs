@@ -94,15 +94,35 @@ kernel! {
 fn among_listed_lanes<S: Simd>(simd: S, tokens: &[u32], values: &[f32], draws: Draws) -> u32 {
     let mut leader = Leader::NONE;
     for (tokens, values) in tokens.chunks(S::LANES).zip(values.chunks(S::LANES)) {
-        let mut padded = [0; MAX_LANES];
-        padded[..tokens.len()].copy_from_slice(tokens);
-        let blocks = draws.blocks(simd, simd.shr::<2>(simd.load_u(&padded)));
-        let mut words = [[0; MAX_LANES]; 4];
-        for (block, words) in blocks.into_iter().zip(&mut words) {
-            simd.store_u(block, words);
+        let mut counters = [0; MAX_LANES];
+        let mut z = [f32::NEG_INFINITY; MAX_LANES];
+        for (lane, (&token, &value)) in tokens.iter().zip(values).enumerate() {
+            counters[lane] = token / 4;
+            z[lane] = value;
         }
-        for (lane, (&token, &z)) in tokens.iter().zip(values).enumerate() {
-            leader.challenge(token, z, words[token as usize % 4][lane]);
+        let mut blocks = [[0; MAX_LANES]; 4];
+        for (words, block) in draws
+            .blocks(simd, simd.load_u(&counters))
+            .into_iter()
+            .zip(&mut blocks)
+        {
+            simd.store_u(words, block);
+        }
+        let mut words = [0; MAX_LANES];
+        for (lane, &token) in tokens.iter().enumerate() {
+            words[lane] = blocks[token as usize % 4][lane];
+        }
+        let bounds = simd.add(
+            simd.load(&z),
+            gumbel_upper_bound_lanes(simd, simd.load_u(&words)),
+        );
+        let mut contenders = simd.ge(bounds, simd.splat(leader.score));
+        while contenders != 0 {
+            let lane = contenders.trailing_zeros() as usize;
+            if let Some(&token) = tokens.get(lane) {
+                leader.challenge(token, z[lane], words[lane]);
+            }
+            contenders &= contenders - 1;
         }
     }
     leader.token

@@ -1,8 +1,7 @@
 //! Exact selection without sorting: the k-th largest value, and the value at which a falling sum of masses reaches a target.
 
-/// Bits of a value looked at in each round of radix selection.
+/// Bits of a value looked at in each round of radix selection: 11, 11 and 10 make 32.
 const DIGIT_BITS: u32 = 11;
-const ROUNDS: u32 = 3;
 
 /// Up to this many values are sorted instead: less work than clearing the histograms.
 const MAX_SORTED: usize = 256;
@@ -46,18 +45,26 @@ impl Selection {
     }
 
     fn radix_threshold(&mut self, values: &[f32], masses: &[u32], target: f64) -> u32 {
-        let mut prefix = 0u32;
-        let mut above = 0u64;
-        for round in 0..ROUNDS {
-            // 11 + 11 + 10 bits.
-            let known = 32 - round * DIGIT_BITS;
-            let shift = known.saturating_sub(DIGIT_BITS);
+        // The first round sees all values, the next only those that share the digit found.
+        self.histogram.fill(0);
+        for (&value, &mass) in values.iter().zip(masses) {
+            self.histogram[(falling_key(value) >> (32 - DIGIT_BITS)) as usize] += u64::from(mass);
+        }
+        let (digit, mut above) = reach(&self.histogram[..], 0, target);
+        let mut prefix = (digit as u32) << (32 - DIGIT_BITS);
+        self.keys.clear();
+        self.keys
+            .extend((0u32..).zip(values).filter_map(|(i, &value)| {
+                (falling_key(value) >> (32 - DIGIT_BITS) == digit as u32).then_some(i)
+            }));
+        for (known, shift) in [(21, 10), (10, 0)] {
+            let digit_mask = (1 << (known - shift)) - 1;
             self.histogram.fill(0);
-            for (&value, &mass) in values.iter().zip(masses) {
-                let key = falling_key(value);
-                if u64::from(key ^ prefix) >> known == 0 {
-                    let digit = (key >> shift) as usize & ((1 << (known - shift)) - 1);
-                    self.histogram[digit] += u64::from(mass);
+            for &i in &self.keys {
+                let key = falling_key(values[i as usize]);
+                if (key ^ prefix) >> known == 0 {
+                    self.histogram[(key >> shift) as usize & digit_mask] +=
+                        u64::from(masses[i as usize]);
                 }
             }
             let (digit, before) = reach(&self.histogram[..], above, target);

@@ -111,6 +111,17 @@ impl<const N: usize> Simd for Array<N> {
         (product.map(|p| p as u32), product.map(|p| (p >> 32) as u32))
     }
     #[inline(always)]
+    fn compress(self, bits: u32, x: [u32; N]) -> [u32; N] {
+        let mut front = [0; N];
+        let mut len = 0;
+        for (n, &lane) in x.iter().enumerate() {
+            // Written whether it counts or not: there is room, as `len` is at most `n`.
+            front[len] = lane;
+            len += (bits >> n & 1) as usize;
+        }
+        front
+    }
+    #[inline(always)]
     fn transpose_quads(self, x: [[u32; N]; 4]) -> [[u32; N]; 4] {
         std::array::from_fn(|i| std::array::from_fn(|n| x[n % 4][n - n % 4 + i]))
     }

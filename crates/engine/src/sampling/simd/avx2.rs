@@ -1,6 +1,6 @@
 //! Eight lanes: AVX2.
 
-use super::Simd;
+use super::{Array, Simd};
 use std::arch::x86_64::*;
 
 /// Proof that the processor has what [`super::kernel!`] enables at this level.
@@ -101,6 +101,12 @@ impl Simd for Avx2 {
             let high = _mm256_blend_ps::<0xAA>(_mm256_movehdup_ps(even), odd);
             (_mm256_castps_si256(low), _mm256_castps_si256(high))
         }
+    }
+    #[inline(always)]
+    fn compress(self, bits: u32, x: __m256i) -> __m256i {
+        let mut lanes = [0; Self::LANES];
+        self.store_u(x, &mut lanes);
+        self.load_u(&Array::<{ Self::LANES }>.compress(bits, lanes))
     }
     #[inline(always)]
     fn transpose_quads(self, [a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {

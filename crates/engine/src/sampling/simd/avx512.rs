@@ -47,6 +47,7 @@ impl Simd for Avx512 {
         fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
         fn ge(a: __m512, b: __m512) -> u32 = u32::from(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b));
         fn select(bits: u32, a: __m512, b: __m512) -> __m512 = _mm512_mask_blend_ps(bits as u16, b, a);
+        fn compress(bits: u32, x: __m512i) -> __m512i = _mm512_maskz_compress_epi32(bits as u16, x);
         fn as_bits(x: __m512) -> __m512i = _mm512_castps_si512(x);
         fn as_floats(x: __m512i) -> __m512 = _mm512_castsi512_ps(x);
         fn to_float(x: __m512i) -> __m512 = _mm512_cvtepi32_ps(x);

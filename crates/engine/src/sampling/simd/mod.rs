@@ -58,6 +58,8 @@ pub(super) trait Simd: Copy {
     fn shr<const BITS: u32>(self, x: Self::U) -> Self::U;
     /// The low and the high half of the 64-bit products.
     fn widening_mul(self, a: Self::U, b: u32) -> (Self::U, Self::U);
+    /// Moves the lanes whose bits are set to the front, in order; the others hold anything.
+    fn compress(self, bits: u32, x: Self::U) -> Self::U;
     /// Transposes each 4 x 4 square: lane `4 q + i` of vector `j` becomes lane `4 q + j` of vector `i`.
     fn transpose_quads(self, x: [Self::U; 4]) -> [Self::U; 4];
 }

@@ -72,7 +72,32 @@ kernel! {
     fn transposed_at() -> Vec<u32> = transposed
 }
 
+/// The lanes that compression keeps, of every vector of `numbers`.
+fn compressed<S: Simd>(simd: S, numbers: &[u32], bits: u64) -> Vec<u32> {
+    let mut out = Vec::new();
+    for at in (0..numbers.len()).step_by(S::LANES) {
+        let bits = (bits >> at) as u32 & ((1u32 << S::LANES) - 1);
+        let mut front = [0; 16];
+        simd.store_u(simd.compress(bits, simd.load_u(&numbers[at..])), &mut front);
+        out.extend(&front[..bits.count_ones() as usize]);
+    }
+    out
+}
+
+kernel! {
+    fn compressed_at(numbers: &[u32], bits: u64) -> Vec<u32> = compressed
+}
+
 proptest! {
+    #[test]
+    fn compression_keeps_the_lanes_asked_for(numbers: [u32; 64], bits: u64) {
+        let kept = numbers.iter().enumerate().filter(|&(i, _)| bits >> i & 1 == 1);
+        let kept: Vec<u32> = kept.map(|(_, &number)| number).collect();
+        for level in Level::available() {
+            prop_assert_eq!(&compressed_at(level, &numbers, bits), &kept, "{:?}", level);
+        }
+    }
+
     #[test]
     fn every_level_gives_the_bits_of_single_lanes(a: [u32; 64], b: [u32; 64], small: [f32; 64], bits: u64) {
         let small = small.map(f32::to_bits);
