@@ -22,8 +22,8 @@ fn masks_stop_ids(row: &RowState) -> bool {
 
 /// Applies all of `row`'s edits to `logits` [vocab_size]. `grammar`: bit `id % 32` of word `id / 32` is set if allowed.
 pub(super) fn apply(level: Level, logits: &mut [f32], row: &RowState, grammar: Option<&[u32]>) {
-    for &(token, bias) in &row.logit_bias {
-        logits[token as usize] += bias;
+    for pair in &row.logit_bias {
+        logits[pair.token as usize] += pair.bias;
     }
     if row.has_allowed_ids {
         mask(level, logits, &row.allowed_ids);

@@ -3,24 +3,15 @@
 use super::elementary::{exp_nonpositive, exp_nonpositive_lanes};
 use super::scan::{BLOCK, count_at_least};
 use super::simd::{Level, Simd, kernel};
-
-/// A token and the logarithm of its probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(C)]
-pub struct TokenLogprob {
-    /// The token.
-    pub token: u32,
-    /// Natural logarithm, finite: what is too small to represent is [`MIN_LOGPROB`].
-    pub logprob: f32,
-}
+use izar_ring::LogprobEntry;
 
 /// Stands for minus infinity, as in vLLM's server: JSON has no infinities.
 pub const MIN_LOGPROB: f32 = -9999.0;
 
-/// The logprobs of one sampled token.
+/// The logprobs of one sampled token: natural logarithms, finite.
 #[derive(Clone, Debug)]
 pub struct Logprobs {
-    entries: Vec<TokenLogprob>,
+    entries: Vec<LogprobEntry>,
     rank: u32,
 }
 
@@ -35,7 +26,7 @@ impl Logprobs {
 
     /// The sampled token first, then the most likely tokens in falling order (equal ones by rising id); the sampled token
     /// is among those again if it is one of them. Empty before the first token.
-    pub fn entries(&self) -> &[TokenLogprob] {
+    pub fn entries(&self) -> &[LogprobEntry] {
         &self.entries
     }
 
@@ -52,14 +43,14 @@ impl Logprobs {
     /// Makes room for the sampled token only.
     pub(super) fn reset(&mut self) {
         self.entries.clear();
-        self.entries.push(TokenLogprob {
+        self.entries.push(LogprobEntry {
             token: 0,
             logprob: MIN_LOGPROB,
         });
     }
 
     pub(super) fn set_sampled(&mut self, token: u32, logprob: f32, rank: u32) {
-        self.entries[0] = TokenLogprob { token, logprob };
+        self.entries[0] = LogprobEntry { token, logprob };
         self.rank = rank;
     }
 
@@ -79,7 +70,7 @@ impl Logprobs {
             num_equal -= usize::from(is_equal);
             if logit > last || is_equal {
                 // The logit for now: more tokens are equal once they are logprobs.
-                self.entries.push(TokenLogprob {
+                self.entries.push(LogprobEntry {
                     token,
                     logprob: logit,
                 });

@@ -58,7 +58,8 @@ mod simd;
 pub mod stop;
 mod truncate;
 
-pub use logprobs::{Logprobs, MIN_LOGPROB, TokenLogprob};
+pub use izar_ring::{LogitBias, LogprobEntry};
+pub use logprobs::{Logprobs, MIN_LOGPROB};
 pub use mass::mass;
 pub use params::{BadWords, GREEDY_TEMPERATURE, ParamsError, SamplingParams, TokenLists};
 pub use race::Draws;

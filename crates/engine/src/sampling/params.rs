@@ -4,6 +4,7 @@
 //! request keeps them. Both are read once, when a sequence is bound to its row ([`super::RowState::bind`]); the row keeps
 //! its own copy, so a front end that changes its memory later changes nothing.
 
+use izar_ring::LogitBias;
 use thiserror::Error;
 
 /// Temperatures below this are greedy, as in vLLM's OpenAI server.
@@ -131,7 +132,7 @@ pub struct TokenLists<'a> {
     /// If not empty, only these may be sampled.
     pub allowed_ids: &'a [u32],
     /// Added to the logits, finite.
-    pub logit_bias: &'a [(u32, f32)],
+    pub logit_bias: &'a [LogitBias],
     /// Token sequences that must not be completed by a generated token.
     pub bad_words: BadWords<'a>,
 }

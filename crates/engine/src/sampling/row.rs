@@ -8,6 +8,7 @@ use super::counts::TokenCounts;
 use super::logprobs::Logprobs;
 use super::params::{ParamsError, SamplingParams, TokenLists};
 use super::philox;
+use izar_ring::LogitBias;
 
 /// The sizes a row is built for.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +28,7 @@ pub struct RowState {
     pub(super) key: [u32; 2],
     pub(super) num_generated: u32,
     pub(super) counts: TokenCounts,
-    pub(super) logit_bias: Vec<(u32, f32)>,
+    pub(super) logit_bias: Vec<LogitBias>,
     /// End-of-sequence and stop tokens.
     pub(super) stop_ids: Vec<u32>,
     /// Bit `id % 32` of word `id / 32` is set if the token is allowed. Read only if `has_allowed_ids`.
@@ -138,7 +139,7 @@ impl RowState {
                 .filter(|&&id| (id as usize) < vocab_size),
         );
 
-        for &(token, bias) in lists.logit_bias {
+        for &LogitBias { token, bias } in lists.logit_bias {
             self.check_token("logit_bias", token)?;
             if !bias.is_finite() {
                 return Err(ParamsError::OutOfRange {

@@ -43,6 +43,15 @@ impl FinishReason {
     }
 }
 
+impl From<FinishReason> for izar_ring::FinishReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason.is_length() {
+            true => Self::Length,
+            false => Self::Stop,
+        }
+    }
+}
+
 /// Whether `token` ends the sequence, it being the `num_generated`-th generated token (counted from 1).
 pub fn check(token: u32, num_generated: u32, params: &StopParams<'_>) -> Option<FinishReason> {
     if num_generated >= params.min_tokens {
