@@ -120,6 +120,19 @@ impl fmt::Display for BadRequest {
 
 impl core::error::Error for BadRequest {}
 
+/// Number of [`EngineError::NeverFits`].
+pub const ERROR_NEVER_FITS: u16 = 1;
+/// Number of [`EngineError::TooLong`].
+pub const ERROR_TOO_LONG: u16 = 2;
+/// Number of [`EngineError::NonFiniteLogits`].
+pub const ERROR_NON_FINITE_LOGITS: u16 = 3;
+/// Number of [`EngineError::EngineStopping`].
+pub const ERROR_ENGINE_STOPPING: u16 = 4;
+/// Number of [`EngineError::EngineFailed`].
+pub const ERROR_ENGINE_FAILED: u16 = 5;
+/// Number of [`EngineError::EngineRestarted`].
+pub const ERROR_ENGINE_RESTARTED: u16 = 6;
+
 /// Why the engine ended a request, or itself, with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineError {
@@ -147,12 +160,12 @@ impl EngineError {
     /// The number in the status word; never 0.
     pub const fn code(self) -> u16 {
         match self {
-            Self::NeverFits => 1,
-            Self::TooLong => 2,
-            Self::NonFiniteLogits => 3,
-            Self::EngineStopping => 4,
-            Self::EngineFailed => 5,
-            Self::EngineRestarted => 6,
+            Self::NeverFits => ERROR_NEVER_FITS,
+            Self::TooLong => ERROR_TOO_LONG,
+            Self::NonFiniteLogits => ERROR_NON_FINITE_LOGITS,
+            Self::EngineStopping => ERROR_ENGINE_STOPPING,
+            Self::EngineFailed => ERROR_ENGINE_FAILED,
+            Self::EngineRestarted => ERROR_ENGINE_RESTARTED,
             Self::NothingAllowed => 7,
             Self::RequestChanged => 8,
             Self::BadRequest(bad) => bad.code(),
@@ -162,12 +175,12 @@ impl EngineError {
     /// The error with that number.
     pub const fn from_code(code: u16) -> Option<Self> {
         Some(match code {
-            1 => Self::NeverFits,
-            2 => Self::TooLong,
-            3 => Self::NonFiniteLogits,
-            4 => Self::EngineStopping,
-            5 => Self::EngineFailed,
-            6 => Self::EngineRestarted,
+            ERROR_NEVER_FITS => Self::NeverFits,
+            ERROR_TOO_LONG => Self::TooLong,
+            ERROR_NON_FINITE_LOGITS => Self::NonFiniteLogits,
+            ERROR_ENGINE_STOPPING => Self::EngineStopping,
+            ERROR_ENGINE_FAILED => Self::EngineFailed,
+            ERROR_ENGINE_RESTARTED => Self::EngineRestarted,
             7 => Self::NothingAllowed,
             8 => Self::RequestChanged,
             _ => match BadRequest::from_code(code) {

@@ -5,9 +5,10 @@ use core::fmt;
 use crate::codec::record_codec;
 use crate::error::EngineError;
 use crate::layout::{GeometryError, HEADER_BYTES, RingGeometry, RingLayout};
+use crate::words::ERROR_SHIFT;
 
 /// First eight bytes of a ring: `IZARRING` in memory order.
-pub const RING_MAGIC: u64 = u64::from_le_bytes(*b"IZARRING");
+pub const RING_MAGIC: u64 = 0x474e_4952_5241_5a49;
 /// Version of this byte map and these rules.
 pub const RING_VERSION: u32 = 1;
 /// Longest model name the header holds, in bytes.
@@ -139,6 +140,7 @@ record_codec!(Header, HEADER_BYTES as usize, {
 
 const _: () = {
     use core::mem::offset_of;
+    assert!(RING_MAGIC == u64::from_le_bytes(*b"IZARRING"));
     assert!(offset_of!(Header, epoch) == 24);
     assert!(offset_of!(Header, leases_offset) == 48);
     assert!(offset_of!(Header, output_bytes) == 128);
@@ -223,7 +225,7 @@ impl EngineStateWord {
             Some(error) => error.code(),
             None => 0,
         };
-        (error as u64) << 16 | self.state as u64
+        (error as u64) << ERROR_SHIFT | self.state as u64
     }
 
     /// The word stored as `word`; `None` if no engine of this version writes it.
@@ -236,7 +238,7 @@ impl EngineStateWord {
             4 => EngineState::Failed,
             _ => return None,
         };
-        let error = match (word >> 16) as u16 {
+        let error = match (word >> ERROR_SHIFT) as u16 {
             0 => None,
             code => match EngineError::from_code(code) {
                 Some(error) => Some(error),

@@ -4,6 +4,8 @@
 //! and its siblings), so they are disjoint by construction and nobody can claim more than its share.
 //! A lease is three lines: what the holder says about itself, the doorbell, and the engine's verdict.
 
+use crate::words::GENERATION_SHIFT;
+
 /// Byte offset of the claim word in a lease.
 pub const LEASE_CLAIM: u64 = 0;
 /// Byte offset of the holder's id in a lease.
@@ -62,13 +64,13 @@ pub struct LeaseClaim {
 impl LeaseClaim {
     /// The word as stored.
     pub const fn pack(self) -> u64 {
-        (self.generation as u64) << 32 | self.held as u64
+        (self.generation as u64) << GENERATION_SHIFT | self.held as u64
     }
 
     /// The word stored as `word`.
     pub const fn unpack(word: u64) -> Self {
         Self {
-            generation: (word >> 32) as u32,
+            generation: (word >> GENERATION_SHIFT) as u32,
             held: word & 1 != 0,
         }
     }
@@ -108,13 +110,13 @@ pub struct LeaseVerdict {
 impl LeaseVerdict {
     /// The word as stored.
     pub const fn pack(self) -> u64 {
-        (self.revoked as u64) << 32 | self.drained as u64
+        (self.revoked as u64) << GENERATION_SHIFT | self.drained as u64
     }
 
     /// The word stored as `word`.
     pub const fn unpack(word: u64) -> Self {
         Self {
-            revoked: (word >> 32) as u32,
+            revoked: (word >> GENERATION_SHIFT) as u32,
             drained: word as u32,
         }
     }

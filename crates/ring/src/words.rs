@@ -5,6 +5,15 @@
 
 use crate::error::{BadRequest, EngineError};
 
+/// Bits that the generation is shifted by in every word that has one.
+pub const GENERATION_SHIFT: u32 = 32;
+/// Bits that the finish code is shifted by in a status word.
+pub const FINISH_SHIFT: u32 = 8;
+/// Bits that the error number is shifted by in a status word and in the engine-state word.
+pub const ERROR_SHIFT: u32 = 16;
+/// Bits that the flags are shifted by in a count word.
+pub const COUNT_FLAGS_SHIFT: u32 = 24;
+
 /// Where a slot is in its life.
 ///
 /// `PrefillPending` never appears in a status word: it is the state of a slot whose submit word is one
@@ -115,13 +124,13 @@ pub struct SlotWord {
 impl SlotWord {
     /// The word as stored.
     pub const fn pack(self) -> u64 {
-        (self.generation as u64) << 32 | self.lease as u64
+        (self.generation as u64) << GENERATION_SHIFT | self.lease as u64
     }
 
     /// The word stored as `word`.
     pub const fn unpack(word: u64) -> Self {
         Self {
-            generation: (word >> 32) as u32,
+            generation: (word >> GENERATION_SHIFT) as u32,
             lease: word as u32,
         }
     }
@@ -145,9 +154,9 @@ impl StatusWord {
             Some(reason) => reason.to_codes(),
             None => (FINISH_NONE, 0),
         };
-        (self.generation as u64) << 32
-            | (error as u64) << 16
-            | (finish as u64) << 8
+        (self.generation as u64) << GENERATION_SHIFT
+            | (error as u64) << ERROR_SHIFT
+            | (finish as u64) << FINISH_SHIFT
             | self.state as u64
     }
 
@@ -156,7 +165,7 @@ impl StatusWord {
         let Some(state) = State::from_u8(word as u8) else {
             return None;
         };
-        let (code, error) = ((word >> 8) as u8, (word >> 16) as u16);
+        let (code, error) = ((word >> FINISH_SHIFT) as u8, (word >> ERROR_SHIFT) as u16);
         let finish = match (state, code) {
             (State::PrefillPending, _) => return None,
             (State::DecodeCompleted, _) => match FinishReason::from_codes(code, error) {
@@ -167,7 +176,7 @@ impl StatusWord {
             _ => return None,
         };
         Some(Self {
-            generation: (word >> 32) as u32,
+            generation: (word >> GENERATION_SHIFT) as u32,
             state,
             finish,
         })
@@ -198,15 +207,17 @@ impl CountWord {
     pub const fn pack(self) -> u64 {
         debug_assert!(self.num_generated <= MAX_OUTPUT_TOKENS);
         let flags = if self.is_final { COUNT_FINAL } else { 0 };
-        (self.generation as u64) << 32 | (flags as u64) << 24 | self.num_generated as u64
+        (self.generation as u64) << GENERATION_SHIFT
+            | (flags as u64) << COUNT_FLAGS_SHIFT
+            | self.num_generated as u64
     }
 
     /// The word stored as `word`.
     pub const fn unpack(word: u64) -> Self {
         Self {
-            generation: (word >> 32) as u32,
+            generation: (word >> GENERATION_SHIFT) as u32,
             num_generated: word as u32 & MAX_OUTPUT_TOKENS,
-            is_final: (word >> 24) as u8 & COUNT_FINAL != 0,
+            is_final: (word >> COUNT_FLAGS_SHIFT) as u8 & COUNT_FINAL != 0,
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{EngineRing, EngineSlot};
 use crate::layout::{LeaseIdx, SlotIdx};
 use crate::lease::LEASE_DOORBELL;
 use crate::sync::Ordering;
-use crate::words::{SlotWord, State};
+use crate::words::{GENERATION_SHIFT, SlotWord, State};
 
 /// What happened to a slot. Each is reported once per generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
                 .memory
                 .word(self.layout.progress_offset(slot))
                 .load(Ordering::Relaxed);
-            let generation = (status >> 32) as u32;
+            let generation = (status >> GENERATION_SHIFT) as u32;
             match State::from_u8(status as u8) {
                 Some(State::Empty) => self.scan_empty(slot, generation.wrapping_add(1), tag, f),
                 Some(State::DecodeCompleted) => self.scan_completed(slot, generation, tag, f),
