@@ -152,6 +152,12 @@
 // Number of [`EngineError::EngineRestarted`].
 #define IZAR_RING_ERROR_ENGINE_RESTARTED 6
 
+// Number of [`EngineError::NothingAllowed`].
+#define IZAR_RING_ERROR_NOTHING_ALLOWED 7
+
+// Number of [`EngineError::RequestChanged`].
+#define IZAR_RING_ERROR_REQUEST_CHANGED 8
+
 // What is wrong with a request record. The front end wrote it; the engine checks all of it.
 enum IzarRingBadRequest
 #ifdef __cplusplus

@@ -132,6 +132,10 @@ pub const ERROR_ENGINE_STOPPING: u16 = 4;
 pub const ERROR_ENGINE_FAILED: u16 = 5;
 /// Number of [`EngineError::EngineRestarted`].
 pub const ERROR_ENGINE_RESTARTED: u16 = 6;
+/// Number of [`EngineError::NothingAllowed`].
+pub const ERROR_NOTHING_ALLOWED: u16 = 7;
+/// Number of [`EngineError::RequestChanged`].
+pub const ERROR_REQUEST_CHANGED: u16 = 8;
 
 /// Why the engine ended a request, or itself, with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,8 +170,8 @@ impl EngineError {
             Self::EngineStopping => ERROR_ENGINE_STOPPING,
             Self::EngineFailed => ERROR_ENGINE_FAILED,
             Self::EngineRestarted => ERROR_ENGINE_RESTARTED,
-            Self::NothingAllowed => 7,
-            Self::RequestChanged => 8,
+            Self::NothingAllowed => ERROR_NOTHING_ALLOWED,
+            Self::RequestChanged => ERROR_REQUEST_CHANGED,
             Self::BadRequest(bad) => bad.code(),
         }
     }
@@ -181,8 +185,8 @@ impl EngineError {
             ERROR_ENGINE_STOPPING => Self::EngineStopping,
             ERROR_ENGINE_FAILED => Self::EngineFailed,
             ERROR_ENGINE_RESTARTED => Self::EngineRestarted,
-            7 => Self::NothingAllowed,
-            8 => Self::RequestChanged,
+            ERROR_NOTHING_ALLOWED => Self::NothingAllowed,
+            ERROR_REQUEST_CHANGED => Self::RequestChanged,
             _ => match BadRequest::from_code(code) {
                 Some(bad) => Self::BadRequest(bad),
                 None => return None,

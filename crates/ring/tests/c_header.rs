@@ -134,10 +134,9 @@ fn public_names(source: &str) -> (Vec<String>, Vec<String>) {
         } else if let Some(name) = line
             .strip_prefix("pub struct ")
             .or(line.strip_prefix("pub enum "))
+            && std::mem::take(&mut fixed)
         {
-            if std::mem::take(&mut fixed) {
-                types.push(word(name));
-            }
+            types.push(word(name));
         }
     }
     (constants, types)

@@ -20,7 +20,7 @@ fn finish_reasons() -> impl Iterator<Item = FinishReason> {
 #[test]
 fn every_error_has_its_own_number_and_text() {
     let errors: Vec<_> = (0..=u16::MAX).filter_map(EngineError::from_code).collect();
-    assert_eq!(errors.len(), 6 + 19);
+    assert_eq!(errors.len(), 8 + 19);
     let mut texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     texts.sort();
     texts.dedup();
