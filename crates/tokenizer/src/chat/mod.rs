@@ -24,8 +24,10 @@
 
 mod generation;
 mod guard;
+mod methods;
 mod python;
 mod render;
+mod repr;
 mod template;
 mod tojson;
 

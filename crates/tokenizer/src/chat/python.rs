@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::render::{MARKS, NOW};
+use super::repr::python_str;
 use super::tojson;
 
 /// The message of a template's `raise_exception`, as the source of the render's error.
@@ -15,23 +16,37 @@ pub(super) struct Raised(pub String);
 
 /// Adds functions, filters, tests and methods to `env`.
 pub(super) fn install(env: &mut Environment<'static>) {
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => out
+            .write_str(&python_str(value, &marks(state)))
+            .map_err(Error::from),
+        _ => minijinja::escape_formatter(out, state, value),
+    });
+    env.set_unknown_method_callback(super::methods::call);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson_filter);
-    env.add_test("sequence", |v: &Value| {
-        matches!(
-            v.kind(),
-            ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Bytes
-        )
+    env.add_filter("string", |state: &mut State, value: &Value| {
+        python_str(value, &marks(state))
     });
+    env.add_test("sequence", is_sequence);
     env.add_test("iterable", |v: &Value| {
-        let has_items = matches!(
-            v.kind(),
-            ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Bytes
-        );
-        has_items || v.kind() == ValueKind::Iterable
+        is_sequence(v) || v.kind() == ValueKind::Iterable
     });
+}
+
+/// Whether Python's `len` and indexing work: strings and dictionaries count, and Jinja's undefined value.
+fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Bytes, Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | String | Map | Bytes | Undefined)
+}
+
+/// The guard's marks, which must reach the output as they are.
+fn marks(state: &State) -> String {
+    state
+        .lookup(MARKS)
+        .map(|marks| marks.to_string())
+        .unwrap_or_default()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -77,10 +92,7 @@ fn tojson_filter(
         indent: get(1)?.map(tojson::Indent::from_value).transpose()?,
         separators: get(2)?.map(tojson::separators_from_value).transpose()?,
         sort_keys: get(3)?.is_some_and(|v| v.is_true()),
-        literal: state
-            .lookup(MARKS)
-            .map(|marks| marks.to_string())
-            .unwrap_or_default(),
+        literal: marks(state),
     };
     kwargs.assert_all_used()?;
     tojson::to_json(value, &options)

@@ -64,8 +64,8 @@ pub struct ChatTemplate {
     sources: BTreeMap<String, String>,
 }
 
-/// Instructions that one render may take: far above what a chat of a million tokens needs.
-const FUEL: u64 = 50_000_000;
+/// Instructions and bytes that one render may take: far above what a chat of a million tokens needs.
+const FUEL: u64 = 200_000_000;
 
 impl ChatTemplate {
     /// Compiles one template.

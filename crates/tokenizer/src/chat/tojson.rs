@@ -6,6 +6,8 @@ use std::fmt::Write;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::repr::float_repr;
+
 /// Arguments of `json.dumps`.
 pub(super) struct Options {
     pub ensure_ascii: bool,
@@ -158,7 +160,7 @@ impl Writer<'_> {
             let _ = write!(self.out, "{value}");
         } else {
             let float = f64::try_from(value.clone()).unwrap_or(f64::NAN);
-            self.out.push_str(&python_float(float));
+            self.out.push_str(&json_float(float));
         }
     }
 
@@ -193,53 +195,12 @@ impl Writer<'_> {
     }
 }
 
-/// `repr(float)`: the shortest digits that read back, with an exponent outside 1e-4..1e16.
-fn python_float(x: f64) -> String {
-    if x.is_nan() {
-        return "NaN".into();
-    }
-    if x.is_infinite() {
-        return if x > 0.0 {
-            "Infinity".into()
-        } else {
-            "-Infinity".into()
-        };
-    }
-    let magnitude = x.abs();
-    if x == 0.0 || (1e-4..1e16).contains(&magnitude) {
-        let digits = x.to_string();
-        return if digits.contains('.') {
-            digits
-        } else {
-            digits + ".0"
-        };
-    }
-    let scientific = format!("{x:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::python_float;
-
-    #[test]
-    fn floats_are_written_as_python_writes_them() {
-        for (x, expected) in [
-            (0.0, "0.0"),
-            (-0.0, "-0.0"),
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (1e16, "1e+16"),
-            (123456789012345680.0, "1.2345678901234568e+17"),
-            (9999999999999998.0, "9999999999999998.0"),
-            (1e-5, "1e-05"),
-            (0.0001, "0.0001"),
-            (-2.5e-300, "-2.5e-300"),
-        ] {
-            assert_eq!(python_float(x), expected);
-        }
+/// A float as `json.dumps` writes it.
+fn json_float(x: f64) -> String {
+    match x {
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        x if x.is_nan() => "NaN".into(),
+        x => float_repr(x),
     }
 }

@@ -1,10 +1,8 @@
 //! `gpt2` vocabularies: byte-level BPE with explicit merges.
 
-use std::collections::HashSet;
-
 use serde_json::{Map, Value, json};
 
-use super::{GgufVocab, TokenType, bad, pre};
+use super::{GgufVocab, bad, pre};
 use crate::error::TokenizerError;
 
 pub(super) fn definition(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
@@ -15,16 +13,8 @@ pub(super) fn definition(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
             "the merges of a byte-level BPE",
         ));
     }
-    let mut tokens = Map::new();
-    for (id, token, kind) in vocab.entries() {
-        if kind == TokenType::Normal && tokens.insert(token.to_owned(), id.into()).is_some() {
-            return Err(bad(
-                format!("token {token:?} occurs twice"),
-                "every token once",
-            ));
-        }
-    }
-    let merges = merges(vocab, &mut tokens)?;
+    let tokens = vocab.model_vocab()?;
+    let merges = merges(vocab, &tokens)?;
     Ok(json!({
         "added_tokens": vocab.added_tokens(),
         "normalizer": if rules.nfc { json!({"type": "NFC"}) } else { Value::Null },
@@ -38,52 +28,23 @@ pub(super) fn definition(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     }))
 }
 
-/// The merges as pairs. A merge may be built from or give a token that is not `Normal` in the file (some converters
-/// mark merged tokens as user-defined); such a token belongs to the model's vocabulary too.
-fn merges(
-    vocab: &GgufVocab,
-    tokens: &mut Map<String, Value>,
-) -> Result<Vec<Value>, TokenizerError> {
-    let mut others: HashSet<&str> = HashSet::new();
-    let mut pairs = Vec::with_capacity(vocab.merges.len());
-    for merge in &vocab.merges {
-        let Some((left, right)) = merge
-            .split_once(' ')
-            .filter(|(l, r)| !l.is_empty() && !r.is_empty())
-        else {
+fn merges(vocab: &GgufVocab, tokens: &Map<String, Value>) -> Result<Vec<Value>, TokenizerError> {
+    let pairs = vocab.merges.iter().map(|merge| {
+        let Some((left, right)) = merge.split_once(' ') else {
             return Err(bad(
                 format!("merge {merge:?}"),
                 "two tokens with a space between",
             ));
         };
-        for part in [left, right] {
+        for part in [left, right, &format!("{left}{right}")] {
             if !tokens.contains_key(part) {
-                others.insert(part);
+                return Err(bad(
+                    format!("{part:?}, of the merge {merge:?}"),
+                    "a token of the vocabulary",
+                ));
             }
         }
-        let merged = format!("{left}{right}");
-        if !tokens.contains_key(&merged) && vocab.tokens.iter().all(|t| *t != merged) {
-            return Err(bad(
-                format!("merge {merge:?} gives {merged:?}"),
-                "a token of the vocabulary",
-            ));
-        }
-        pairs.push((left, right, merged));
-    }
-    for (id, token, _) in vocab.entries() {
-        let is_merged = || pairs.iter().any(|(_, _, merged)| merged == token);
-        if !tokens.contains_key(token) && (others.contains(token) || is_merged()) {
-            tokens.insert(token.to_owned(), id.into());
-        }
-    }
-    if let Some(part) = others.iter().find(|part| !tokens.contains_key(**part)) {
-        return Err(bad(
-            format!("a merge uses {part:?}"),
-            "a token of the vocabulary",
-        ));
-    }
-    Ok(pairs
-        .into_iter()
-        .map(|(left, right, _)| json!([left, right]))
-        .collect())
+        Ok(json!([left, right]))
+    });
+    pairs.collect()
 }

@@ -10,7 +10,7 @@ mod bpe;
 mod pre;
 mod spm;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::error::TokenizerError;
 
@@ -152,6 +152,23 @@ impl GgufVocab {
             .map(|(id, token)| (id as u32, token.as_str(), self.kind(id)))
     }
 
+    /// The model's vocabulary. All tokens are in it, so that ids have no holes; a text only gives those that merges or
+    /// the added tokens lead to.
+    fn model_vocab(&self) -> Result<Map<String, Value>, TokenizerError> {
+        let mut vocab = Map::with_capacity(self.tokens.len());
+        for (id, token, kind) in self.entries() {
+            if let Some(other) = vocab.insert(token.to_owned(), id.into())
+                && kind == TokenType::Normal
+            {
+                return Err(bad(
+                    format!("token {token:?} has the ids {other} and {id}"),
+                    "one id per token",
+                ));
+            }
+        }
+        Ok(vocab)
+    }
+
     fn check(&self) -> Result<(), TokenizerError> {
         let len = self.tokens.len();
         if len == 0 || u32::try_from(len).is_err() {
@@ -229,7 +246,7 @@ impl GgufVocab {
         }
         let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
         let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
-        let mut tokens = serde_json::Map::new();
+        let mut tokens = Map::new();
         if let Some(id) = bos {
             single.insert(0, special("bos"));
             tokens.insert(

@@ -1,0 +1,108 @@
+//! Chat templates against what Hugging Face's `apply_chat_template` gives.
+//!
+//! `tests/data/templates/cases.json` holds conversations and options; every other file there holds a template and
+//! what transformers 5.24 renders, raises or fails with for each pair.
+
+mod support;
+
+use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
+
+use izar_tokenizer::{ChatOptions, ChatTemplate, RenderError, SpecialTokens};
+use serde_json::{Map, Value};
+
+/// 2025-07-26 12:34:56, the time at which the expected outputs were made.
+const NOW: u64 = 1_753_533_296;
+
+fn goldens() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(support::data("templates"))
+        .expect("the fixtures are part of the repository");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| !path.ends_with("cases.json"));
+    files.sort();
+    files
+}
+
+fn read(path: &std::path::Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Renders one conversation under one set of options.
+fn render(
+    template: &ChatTemplate,
+    messages: &Value,
+    options: &Value,
+) -> Result<String, RenderError> {
+    let own = [
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+    ];
+    let fields = options
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| !own.contains(&name.as_str()));
+    let kwargs: Map<String, Value> = fields.map(|(k, v)| (k.clone(), v.clone())).collect();
+    let list = |name: &str| options[name].as_array().map(Vec::as_slice);
+    template.render(
+        messages.as_array().unwrap(),
+        &ChatOptions {
+            tools: list("tools"),
+            documents: list("documents"),
+            add_generation_prompt: options["add_generation_prompt"] == true,
+            continue_final_message: options["continue_final_message"] == true,
+            kwargs: Some(&kwargs),
+            now: Some(UNIX_EPOCH + Duration::from_secs(NOW)),
+            ..ChatOptions::default()
+        },
+    )
+}
+
+#[test]
+fn templates_render_as_hugging_face_renders_them() {
+    let files = goldens();
+    assert!(files.len() >= 5);
+    let cases = read(&files[0].with_file_name("cases.json"));
+    let special = SpecialTokens {
+        bos_token: Some("<BOS>".into()),
+        eos_token: Some("<EOS>".into()),
+        unk_token: Some("<UNK>".into()),
+        pad_token: Some("<PAD>".into()),
+        ..SpecialTokens::default()
+    };
+    let mut differences = Vec::new();
+    for file in files {
+        let golden = read(&file);
+        let name = golden["template"].as_str().unwrap();
+        let source = golden["source"].as_str().unwrap();
+        let template = ChatTemplate::new(source, special.clone()).unwrap();
+        for expected in golden["results"].as_array().unwrap() {
+            let (conv, option) = (
+                expected["conv"].as_str().unwrap(),
+                expected["opt"].as_str().unwrap(),
+            );
+            let got = render(&template, &cases["convs"][conv], &cases["opts"][option]);
+            let is_same = match (&got, &expected["text"], &expected["raised"]) {
+                (Ok(text), Value::String(expected), _) => text == expected,
+                (Err(RenderError::Raised(message)), _, Value::String(expected)) => {
+                    message == expected
+                }
+                (Err(_), Value::Null, Value::Null) => true,
+                _ => false,
+            };
+            if !is_same {
+                differences.push(format!(
+                    "{name} {conv} {option}:\n  got      {got:?}\n  expected {expected}"
+                ));
+            }
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{} differences:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}
