@@ -11,9 +11,9 @@ pub(super) fn has_masks(row: &RowState, grammar: Option<&[u32]>) -> bool {
     grammar.is_some() || row.has_allowed_ids || masks_stop_ids(row) || !row.bad_words.is_empty()
 }
 
-/// Whether `row` changes any logit without masking it.
-pub(super) fn has_changes(row: &RowState) -> bool {
-    !row.logit_bias.is_empty() || !row.counts.seen().is_empty()
+/// Whether `row` changes any logit at its present position.
+pub(super) fn has_edits(row: &RowState, grammar: Option<&[u32]>) -> bool {
+    has_masks(row, grammar) || !row.logit_bias.is_empty() || !row.counts.seen().is_empty()
 }
 
 fn masks_stop_ids(row: &RowState) -> bool {

@@ -27,6 +27,9 @@
 //! winner stays unless the runner-up was within 2ε/T, for a probability of about 2ε/T at most. Under the inverse, noise
 //! anywhere moves every later boundary, so the token can change although no logit near it did.
 //!
+//! How near a decision was to another is measured by [`Sampler::decide`]: the margin of a row is what the difference of two logits
+//! must change by, at least, before the token can change. Noise of up to ε per logit is harmless where the margin is above 2ε.
+//!
 //! # Bit for bit on any device
 //!
 //! Every step is either exact (integers, comparisons) or a fixed sequence of correctly rounded single-precision operations on one token
@@ -40,6 +43,7 @@
 //! at a time, by any worker. Neither allocates while sampling. Cost is a few passes over the row ([`Sampler::sample`]): one for greedy,
 //! one more for top-p, and no more random numbers than there are tokens left to race.
 
+mod boundary;
 mod candidates;
 mod counts;
 mod edit;
@@ -58,6 +62,7 @@ mod simd;
 pub mod stop;
 mod truncate;
 
+pub use boundary::Decision;
 pub use izar_ring::{LogitBias, LogprobEntry};
 pub use logprobs::{Logprobs, MIN_LOGPROB};
 pub use mass::mass;

@@ -4,10 +4,12 @@
 //! A row belongs to whoever samples it, one thread at a time. It is bound when a sequence starts or resumes
 //! and reused for the next; binding may grow a list that is longer than any before it, sampling never allocates.
 
+use super::candidates::Affine;
 use super::counts::TokenCounts;
 use super::logprobs::Logprobs;
 use super::params::{ParamsError, SamplingParams, TokenLists};
 use super::philox;
+use super::race::Draws;
 use izar_ring::LogitBias;
 
 /// The sizes a row is built for.
@@ -110,6 +112,22 @@ impl RowState {
     /// The logprobs of the token sampled last; `None` if the request asked for none.
     pub fn logprobs(&self) -> Option<&Logprobs> {
         self.params.logprobs.map(|_| &self.logprobs)
+    }
+
+    /// What makes scaled logits of at most 0 from the logits, of which `max` is the largest.
+    pub(super) fn map(&self, max: f32) -> Affine {
+        Affine {
+            shift: max,
+            scale: 1.0 / self.params.temperature,
+        }
+    }
+
+    /// The random numbers of the next token.
+    pub(super) fn draws(&self) -> Draws {
+        Draws {
+            key: self.key,
+            position: self.num_generated,
+        }
     }
 
     /// Records a generated token.

@@ -1,9 +1,10 @@
 //! The sampler proper: one row of logits in, one token out.
 
+use super::boundary::{self, Decision};
 use super::candidates::{Affine, Candidates};
 use super::edit;
 use super::logprobs::{Logprobs, Normaliser};
-use super::race::{self, Draws};
+use super::race;
 use super::row::RowState;
 use super::scan::{self, BLOCK, GROUPS, GroupMaxima};
 use super::selection::Selection;
@@ -61,39 +62,35 @@ impl Sampler {
         row: &mut RowState,
         grammar: Option<&[u32]>,
     ) -> Result<u32, SampleError> {
-        assert_eq!(logits.len(), self.vocab_size, "logits of a row");
-        let wants_logprobs = row.params.logprobs.is_some();
-        let has_masks = edit::has_masks(row, grammar);
-        let is_edited = has_masks || edit::has_changes(row);
-
-        let mut raw_max = f32::NEG_INFINITY;
-        if wants_logprobs || has_masks || !is_edited {
-            raw_max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
-        }
-        let Some(num_top) = row.params.logprobs else {
-            let token = self.choose(logits, row, grammar, is_edited, raw_max)?;
-            row.push(token);
-            return Ok(token);
+        let token = match row.params.logprobs {
+            None => {
+                let raw_max = self.scan_raw(logits, row, grammar, false)?;
+                self.choose(logits, row, grammar, raw_max)?
+            }
+            Some(num_top) => self.choose_with_logprobs(logits, row, grammar, num_top as usize)?,
         };
-
-        let normaliser = Normaliser::new(self.level, logits, raw_max);
-        self.top_logprobs(logits, normaliser, num_top as usize, &mut row.logprobs);
-        let token = if is_edited || raw_max == f32::INFINITY {
-            // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies nothing.
-            let mut edited = std::mem::take(&mut self.edited);
-            edited.copy_from_slice(logits);
-            let token = self.choose(&mut edited, row, grammar, is_edited, raw_max);
-            self.edited = edited;
-            token?
-        } else {
-            self.choose(logits, row, grammar, is_edited, raw_max)?
-        };
-        let logit = logits[token as usize];
-        let rank = scan::count_at_least(self.level, logits, logit);
-        row.logprobs
-            .set_sampled(token, normaliser.logprob(logit), rank);
         row.push(token);
         Ok(token)
+    }
+
+    /// What [`Sampler::sample`] would sample, without recording it, and how firm the decision is. `logits` are overwritten.
+    ///
+    /// For tests and diagnosis: it sorts the row and allocates.
+    pub fn decide(
+        &mut self,
+        logits: &mut [f32],
+        row: &RowState,
+        grammar: Option<&[u32]>,
+    ) -> Result<Decision, SampleError> {
+        let raw_max = self.scan_raw(logits, row, grammar, false)?;
+        let token = self.choose(logits, row, grammar, raw_max)?;
+        let margin = if row.params.is_greedy() {
+            boundary::greedy_margin(logits, token)
+        } else {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, scan::larger);
+            boundary::sampled_margin(logits, row.map(max), &row.params, row.draws(), token)
+        };
+        Ok(Decision { token, margin })
     }
 
     /// Log-probabilities of a token that was not sampled but given, such as one of the prompt, in the distribution
@@ -109,26 +106,71 @@ impl Sampler {
         let max = self.scan(logits)?.ok_or(SampleError::NonFinite)?;
         let normaliser = Normaliser::new(self.level, logits, max);
         self.top_logprobs(logits, normaliser, num_top, out);
-        let logit = logits[token as usize];
-        out.set_sampled(
-            token,
-            normaliser.logprob(logit),
-            scan::count_at_least(self.level, logits, logit),
-        );
+        self.finish_logprobs(logits, normaliser, token, out);
         Ok(())
     }
 
-    /// Edits the logits and picks a token. `maxima` are those of the logits unless they are to be edited.
+    fn finish_logprobs(
+        &self,
+        logits: &[f32],
+        normaliser: Normaliser,
+        token: u32,
+        out: &mut Logprobs,
+    ) {
+        let logit = logits[token as usize];
+        let rank = scan::count_at_least(self.level, logits, logit);
+        out.set_sampled(token, normaliser.logprob(logit), rank);
+    }
+
+    fn choose_with_logprobs(
+        &mut self,
+        logits: &mut [f32],
+        row: &mut RowState,
+        grammar: Option<&[u32]>,
+        num_top: usize,
+    ) -> Result<u32, SampleError> {
+        let raw_max = self.scan_raw(logits, row, grammar, true)?;
+        let normaliser = Normaliser::new(self.level, logits, raw_max);
+        self.top_logprobs(logits, normaliser, num_top, &mut row.logprobs);
+        let token = if edit::has_edits(row, grammar) || raw_max == f32::INFINITY {
+            // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies nothing.
+            let mut edited = std::mem::take(&mut self.edited);
+            edited.copy_from_slice(logits);
+            let token = self.choose(&mut edited, row, grammar, raw_max);
+            self.edited = edited;
+            token?
+        } else {
+            self.choose(logits, row, grammar, raw_max)?
+        };
+        self.finish_logprobs(logits, normaliser, token, &mut row.logprobs);
+        Ok(token)
+    }
+
+    /// The largest of the raw logits, or -∞ if that need not be known: edits that mask nothing may be applied unseen.
+    fn scan_raw(
+        &mut self,
+        logits: &[f32],
+        row: &RowState,
+        grammar: Option<&[u32]>,
+        is_needed: bool,
+    ) -> Result<f32, SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "logits of a row");
+        if is_needed || edit::has_masks(row, grammar) || !edit::has_edits(row, grammar) {
+            return self.scan(logits)?.ok_or(SampleError::NonFinite);
+        }
+        Ok(f32::NEG_INFINITY)
+    }
+
+    /// Edits the logits and picks a token. `raw_max` and `maxima` are what [`Sampler::scan_raw`] found.
     fn choose(
         &mut self,
         logits: &mut [f32],
         row: &RowState,
         grammar: Option<&[u32]>,
-        is_edited: bool,
         raw_max: f32,
     ) -> Result<u32, SampleError> {
         let mut max = raw_max;
-        if is_edited {
+        if edit::has_edits(row, grammar) {
             edit::apply(self.level, logits, row, grammar);
             // Only masks can leave nothing where there was something.
             let none_left = match raw_max > f32::NEG_INFINITY {
@@ -145,31 +187,20 @@ impl Sampler {
         if row.params.is_greedy() {
             return Ok(most_likely);
         }
-        Ok(self.draw(logits, row, max, most_likely))
-    }
-
-    fn draw(&mut self, logits: &[f32], row: &RowState, max: f32, most_likely: u32) -> u32 {
-        let map = Affine {
-            shift: max,
-            scale: 1.0 / row.params.temperature,
-        };
-        let draws = Draws {
-            key: row.key,
-            position: row.num_generated,
-        };
-        let (candidates, selection) = (&mut self.candidates, &mut self.selection);
-        match truncate::truncate(
+        let (map, draws) = (row.map(max), row.draws());
+        let kept = truncate::truncate(
             self.level,
             logits,
             &self.maxima,
             map,
             &row.params,
-            candidates,
-            selection,
-        ) {
+            &mut self.candidates,
+            &mut self.selection,
+        );
+        Ok(match kept {
             Kept::All => race::among_all(self.level, logits, &self.maxima, map, most_likely, draws),
-            Kept::Listed => race::among(self.level, candidates, draws),
-        }
+            Kept::Listed => race::among(self.level, &self.candidates, draws),
+        })
     }
 
     /// Fills `out` with room for the sampled token and the `num_top` most likely ones. `maxima` are those of `logits`.

@@ -44,7 +44,8 @@ pub(super) fn truncate(
     let top_p = f64::from(params.top_p);
     let target;
     if top_k > 0 && top_k < logits.len() {
-        let start = larger(bound, kth_group_value(maxima, map, top_k, selection));
+        // The larger one, and `bound` where the other is not a number (-∞ times 0).
+        let start = larger(kth_group_value(maxima, map, top_k, selection), bound);
         candidates.gather(level, logits, maxima, map, start);
         if candidates.values().len() > top_k {
             let kth = selection.kth_largest(candidates.values(), top_k);
@@ -67,7 +68,7 @@ pub(super) fn truncate(
     Kept::Listed
 }
 
-/// A value that at least `k` tokens reach: the k-th largest of the group maxima, if that is worth finding.
+/// A value that at least `k` tokens reach: the k-th largest of the group maxima, or -∞ if that is not worth finding.
 pub(super) fn kth_group_value(
     maxima: &[GroupMaxima],
     map: Affine,
@@ -76,10 +77,9 @@ pub(super) fn kth_group_value(
 ) -> f32 {
     let groups = maxima.as_flattened();
     if k > groups.len() / 2 {
-        return f32::MIN;
+        return f32::NEG_INFINITY;
     }
-    // Masked groups have no finite value.
-    larger(map.value(selection.kth_largest(groups, k)), f32::MIN)
+    map.value(selection.kth_largest(groups, k))
 }
 
 /// Gathers and weighs the most likely tokens until they weigh `target` or more; a superset of the smallest such set.
