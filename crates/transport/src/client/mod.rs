@@ -359,10 +359,9 @@ impl Shared {
             .output
             .allocate(output_bytes)
             .ok_or_else(|| self.full(Shortage::OutputArena))?;
-        let taken = self
-            .slots()
-            .take()
-            .ok_or_else(|| self.full(Shortage::Slots))?;
+        // Not in one expression: counting a refusal looks at the slots again.
+        let taken = self.slots().take();
+        let taken = taken.ok_or_else(|| self.full(Shortage::Slots))?;
         Ok((input, output, taken))
     }
 

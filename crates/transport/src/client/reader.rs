@@ -71,11 +71,19 @@ impl Reader {
             self.check(now)?;
         }
         self.admit();
-        match self.tracker.poll(&self.shared)? {
-            Polled::News => self.pacer.news(now),
+        match self.poll(now)? {
             Polled::Nothing => self.pause(now)?,
+            Polled::News | Polled::Suspect => self.pacer.news(now),
         }
         Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> Result<Polled, TransportError> {
+        let polled = self.tracker.poll(&self.shared)?;
+        if polled == Polled::Suspect {
+            self.next_check = now;
+        }
+        Ok(polled)
     }
 
     fn admit(&mut self) {
@@ -99,7 +107,7 @@ impl Reader {
         if let Some(loss) = shared.engine.loss(now) {
             // What the engine published before its end is still delivered.
             self.admit();
-            while self.tracker.poll(&shared)? == Polled::News {}
+            while self.tracker.poll(&shared)? != Polled::Nothing {}
             self.tracker.fail_all(&shared, &loss);
         }
         Ok(())
@@ -115,10 +123,7 @@ impl Reader {
         }
         let prepared = shared.event().prepare();
         // Whatever comes from here on raises the event.
-        if shared.has_newcomers()
-            || shared.is_closing()
-            || self.tracker.poll(&shared)? == Polled::News
-        {
+        if shared.has_newcomers() || shared.is_closing() || self.poll(now)? != Polled::Nothing {
             return Ok(());
         }
         prepared.wait(left);

@@ -84,15 +84,12 @@ impl Stream {
         self.staged.store(u64::from(num_tokens), Ordering::Release);
     }
 
-    /// Reader: it is over, with this many tokens staged. Returns false if it was over before.
-    pub(super) fn finish(&self, num_tokens: u32, finish: Finish) -> bool {
-        let first = self.finish.set(finish).is_ok();
-        if first {
-            // SYNC token-staged: pairs with the acquire load in `look`. Makes `finish` visible, too.
-            self.staged
-                .store(u64::from(num_tokens) | FINISHED, Ordering::Release);
-        }
-        first
+    /// Reader: it is over, with this many tokens staged. Once only.
+    pub(super) fn finish(&self, num_tokens: u32, finish: Finish) {
+        self.finish.set(finish).expect("a request ends once");
+        // SYNC token-staged: pairs with the acquire load in `look`. Makes `finish` visible, too.
+        self.staged
+            .store(u64::from(num_tokens) | FINISHED, Ordering::Release);
     }
 
     /// Reader: wakes the task or thread that waits, after `publish` or `finish`.

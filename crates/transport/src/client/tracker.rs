@@ -63,6 +63,8 @@ enum Seen {
 pub(super) enum Polled {
     Nothing,
     News,
+    /// News, among it slots that say what they should not: time to ask whether the lease still holds.
+    Suspect,
 }
 
 /// Requests in flight.
@@ -156,10 +158,15 @@ impl Tracker {
             return Ok(Polled::Nothing);
         }
         shared.counters.polls_with_news.add(1);
+        let polled = if self.broken.is_empty() {
+            Polled::News
+        } else {
+            Polled::Suspect
+        };
         self.fetch(shared)?;
         self.publish(shared)?;
         self.settle(shared);
-        Ok(Polled::News)
+        Ok(polled)
     }
 
     /// The lowest and highest slot in flight.
@@ -388,19 +395,22 @@ impl Entry {
 
     /// Ends the stream and counts it. `was_pending`: no token had come.
     fn end(&self, shared: &Shared, finish: Finish, was_pending: bool) {
+        if self.stream.is_finished() {
+            return;
+        }
         let counters = &shared.counters;
         let counter = match finish.reason {
             FinishReason::Stop { .. } | FinishReason::Length => &counters.completed,
             FinishReason::Cancelled => &counters.cancelled,
             FinishReason::Failed(_) => &counters.failed,
         };
-        if self.stream.finish(self.num_read, finish) {
-            counter.add(1);
-            counters.took(self.submitted.elapsed());
-            if was_pending {
-                counters.pending.sub(1);
-            }
+        // Counted first: whoever sees the end sees it counted. Nobody else ends streams.
+        counter.add(1);
+        counters.took(self.submitted.elapsed());
+        if was_pending {
+            counters.pending.sub(1);
         }
+        self.stream.finish(self.num_read, finish);
     }
 
     /// Ends the stream with an error, if it has not ended, and asks the engine to drop the sequence.
