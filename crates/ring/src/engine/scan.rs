@@ -1,5 +1,6 @@
 //! Looking for what front ends want: submissions, cancellations, recycled slots.
 
+use super::leases::LeaseTracker;
 use super::{EngineRing, EngineSlot};
 use crate::layout::{LeaseIdx, SlotIdx};
 use crate::lease::LEASE_DOORBELL;
@@ -59,70 +60,75 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     }
 
     fn scan_lease(&mut self, lease: LeaseIdx, f: &mut dyn FnMut(SlotEvent)) {
-        let tracker = &self.leases[lease.0 as usize];
-        if !tracker.held {
+        let LeaseTracker {
+            held,
+            generation: tag,
+            ..
+        } = self.leases[lease.0 as usize];
+        if !held {
             return;
         }
-        let tag = tracker.generation;
-        for slot in self.layout.lease_slots(lease) {
-            let slot = SlotIdx(slot);
+        let memory = self.memory.clone();
+        let slots = self.layout.lease_slots(lease);
+        let (first, count) = (SlotIdx(slots.start), slots.len());
+        let progress = memory.words(self.layout.progress_offset(first), 2 * count);
+        let submit = memory.words(self.layout.submit_offset(first), count);
+        let cancel = memory.words(self.layout.cancel_offset(first), count);
+        let recycle = memory.words(self.layout.recycle_offset(first), count);
+        for (i, slot) in slots.map(SlotIdx).enumerate() {
             // Relaxed: the engine wrote the status word itself. It is read here rather than the
             // private table because it is a tenth as much memory.
-            let status = self
-                .memory
-                .word(self.layout.progress_offset(slot))
-                .load(Ordering::Relaxed);
+            let status = progress.get(2 * i).load(Ordering::Relaxed);
             let generation = (status >> GENERATION_SHIFT) as u32;
+            let word = |generation| {
+                SlotWord {
+                    generation,
+                    lease: tag,
+                }
+                .pack()
+            };
+            // SYNC slot-submitted, slot-cancelled, slot-read-out: pairs with the front end's
+            // `write_flag` of the submit, cancel or recycle word. Makes the request record and its
+            // payload visible to `claim`; keeps a cancellation behind its submission; orders the
+            // front end's last read of the slot's output before the engine's next write of it.
             match State::from_u8(status as u8) {
-                Some(State::Empty) => self.scan_empty(slot, generation.wrapping_add(1), tag, f),
-                Some(State::DecodeCompleted) => self.scan_completed(slot, generation, tag, f),
-                _ => self.scan_cancel(slot, generation, tag, f),
+                Some(State::Empty) => {
+                    let next = generation.wrapping_add(1);
+                    if submit.get(i).load(Ordering::Acquire) == word(next) {
+                        self.announce_submission(slot, next, f);
+                        if cancel.get(i).load(Ordering::Acquire) == word(next) {
+                            self.announce_cancel(slot, f);
+                        }
+                    }
+                }
+                Some(State::DecodeCompleted) => {
+                    if recycle.get(i).load(Ordering::Acquire) == word(generation) {
+                        self.empty(slot);
+                        f(SlotEvent::Recycled { slot });
+                    }
+                }
+                _ => {
+                    if cancel.get(i).load(Ordering::Acquire) == word(generation) {
+                        self.announce_cancel(slot, f);
+                    }
+                }
             }
         }
     }
 
-    fn scan_empty(&mut self, slot: SlotIdx, next: u32, tag: u32, f: &mut dyn FnMut(SlotEvent)) {
-        let word = self.memory.word(self.layout.submit_offset(slot));
-        // SYNC slot-submitted: pairs with the front end's `write_flag` of the submit word.
-        // Makes the request record and its arena payload visible to `claim`.
-        if word.load(Ordering::Acquire)
-            != (SlotWord {
-                generation: next,
-                lease: tag,
-            })
-            .pack()
-        {
-            return;
-        }
-        if self.slot(slot).state == State::Empty {
-            let local = self.slot_mut(slot);
-            local.generation = next;
+    fn announce_submission(
+        &mut self,
+        slot: SlotIdx,
+        generation: u32,
+        f: &mut dyn FnMut(SlotEvent),
+    ) {
+        let local = self.slot_mut(slot);
+        if local.state == State::Empty {
+            local.generation = generation;
             local.state = State::PrefillPending;
             let lease = self.layout.lease_of(slot);
             self.leases[lease.0 as usize].num_live += 1;
             f(SlotEvent::Submitted { slot });
-        }
-        self.scan_cancel(slot, next, tag, f);
-    }
-
-    fn scan_cancel(
-        &mut self,
-        slot: SlotIdx,
-        generation: u32,
-        tag: u32,
-        f: &mut dyn FnMut(SlotEvent),
-    ) {
-        let word = self.memory.word(self.layout.cancel_offset(slot));
-        // SYNC slot-cancelled: pairs with the front end's `write_flag` of the cancel word. Carries
-        // no payload; acquire keeps it after the submission it refers to.
-        if word.load(Ordering::Acquire)
-            == (SlotWord {
-                generation,
-                lease: tag,
-            })
-            .pack()
-        {
-            self.announce_cancel(slot, f);
         }
     }
 
@@ -131,28 +137,6 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         if !local.cancelled {
             local.cancelled = true;
             f(SlotEvent::Cancelled { slot });
-        }
-    }
-
-    fn scan_completed(
-        &mut self,
-        slot: SlotIdx,
-        generation: u32,
-        tag: u32,
-        f: &mut dyn FnMut(SlotEvent),
-    ) {
-        let word = self.memory.word(self.layout.recycle_offset(slot));
-        // SYNC slot-read-out: pairs with the front end's `write_flag` of the recycle word. Orders
-        // the front end's last read of the slot's output before the engine's next write of it.
-        if word.load(Ordering::Acquire)
-            == (SlotWord {
-                generation,
-                lease: tag,
-            })
-            .pack()
-        {
-            self.empty(slot);
-            f(SlotEvent::Recycled { slot });
         }
     }
 }

@@ -56,6 +56,20 @@ impl RingMemory {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset as usize).cast()) }
     }
 
+    /// `num_words` words from `offset` on, checked once for a loop over them.
+    pub(crate) fn words(&self, offset: u64, num_words: usize) -> Words<'_> {
+        if num_words == 0 {
+            return Words(&[]);
+        }
+        assert!(offset.is_multiple_of(8) && self.check(offset, 8 * num_words as u64).is_ok());
+        // SAFETY: in bounds and 8-byte aligned (checked above, the base is page aligned); otherwise as
+        // for `word`: mapped, initialised, shared by atomics only.
+        Words(unsafe {
+            let first = self.base.as_ptr().add(offset as usize).cast();
+            core::slice::from_raw_parts(first, num_words)
+        })
+    }
+
     fn byte(&self, offset: u64) -> &AtomicU8 {
         assert!(offset < self.len, "no byte at offset {offset}");
         // SAFETY: in bounds (checked above); otherwise as for `word`.
@@ -79,44 +93,41 @@ impl RingMemory {
         }
     }
 
-    /// Relaxed word by word; the caller orders the whole.
+    /// Relaxed, whole words where they are aligned; the caller orders the whole.
     pub(super) fn copy_out(&self, offset: u64, dst: &mut [u8]) {
-        let mut at = offset;
-        let mut rest = dst;
-        while !rest.is_empty() {
-            let skip = (at % 8) as usize;
-            let take = (8 - skip).min(rest.len());
-            let (head, tail) = rest.split_at_mut(take);
-            if take == 8 {
-                head.copy_from_slice(&self.load_payload(at).to_le_bytes());
-            } else {
-                for (i, byte) in head.iter_mut().enumerate() {
-                    *byte = self.byte(at + i as u64).load(Ordering::Relaxed);
-                }
+        let (head, num_words) = split(offset, dst.len());
+        let (head, rest) = dst.split_at_mut(head);
+        let (chunks, tail) = rest.as_chunks_mut::<8>();
+        let (words_at, tail_at) = (
+            offset + head.len() as u64,
+            offset + (head.len() + 8 * num_words) as u64,
+        );
+        for (chunk, word) in chunks.iter_mut().zip(self.words(words_at, num_words).0) {
+            *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        for (at, bytes) in [(offset, head), (tail_at, tail)] {
+            for (i, byte) in bytes.iter_mut().enumerate() {
+                *byte = self.byte(at + i as u64).load(Ordering::Relaxed);
             }
-            at += take as u64;
-            rest = tail;
         }
     }
 
-    /// Relaxed word by word; the caller orders the whole.
+    /// Relaxed, whole words where they are aligned; the caller orders the whole.
     pub(super) fn copy_in(&self, offset: u64, src: &[u8]) {
-        let mut at = offset;
-        let mut rest = src;
-        while !rest.is_empty() {
-            let skip = (at % 8) as usize;
-            let take = (8 - skip).min(rest.len());
-            let (head, tail) = rest.split_at(take);
-            match <[u8; 8]>::try_from(head) {
-                Ok(word) => self.store_payload(at, u64::from_le_bytes(word)),
-                Err(_) => {
-                    for (i, byte) in head.iter().enumerate() {
-                        self.byte(at + i as u64).store(*byte, Ordering::Relaxed);
-                    }
-                }
+        let (head, num_words) = split(offset, src.len());
+        let (head, rest) = src.split_at(head);
+        let (chunks, tail) = rest.as_chunks::<8>();
+        let (words_at, tail_at) = (
+            offset + head.len() as u64,
+            offset + (head.len() + 8 * num_words) as u64,
+        );
+        for (chunk, word) in chunks.iter().zip(self.words(words_at, num_words).0) {
+            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+        }
+        for (at, bytes) in [(offset, head), (tail_at, tail)] {
+            for (i, byte) in bytes.iter().enumerate() {
+                self.byte(at + i as u64).store(*byte, Ordering::Relaxed);
             }
-            at += take as u64;
-            rest = tail;
         }
     }
 
@@ -144,4 +155,21 @@ impl RingMemory {
             )
         }
     }
+}
+
+/// Words in a row; each may change at any time.
+#[derive(Clone, Copy)]
+pub(crate) struct Words<'a>(&'a [AtomicU64]);
+
+impl<'a> Words<'a> {
+    pub(crate) fn get(self, index: usize) -> &'a AtomicU64 {
+        &self.0[index]
+    }
+}
+
+/// How `len` bytes at `offset` split: bytes up to the first aligned word, and whole words after them.
+const fn split(offset: u64, len: usize) -> (usize, usize) {
+    let to_a_word = (offset.wrapping_neg() % 8) as usize;
+    let head = if to_a_word < len { to_a_word } else { len };
+    (head, (len - head) / 8)
 }

@@ -98,6 +98,13 @@ impl RingMemory {
             .unwrap_or_else(|| panic!("no shared word at offset {offset}"))
     }
 
+    pub(crate) fn words(&self, offset: u64, _num_words: usize) -> Words<'_> {
+        Words {
+            memory: self,
+            offset,
+        }
+    }
+
     /// Tells loom that the bytes are read or written now.
     fn touch(&self, range: Range<u64>, write: bool) {
         let first = self.0.granules.range(..=range.start).next_back();
@@ -177,5 +184,18 @@ impl RingMemory {
         // SAFETY: in bounds and aligned (checked above), alive as long as `self`, any bits are a
         // `T`; promised not to be written meanwhile.
         unsafe { core::slice::from_raw_parts(self.payload(offset).cast(), len as usize) }
+    }
+}
+
+/// Words in a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Words<'a> {
+    memory: &'a RingMemory,
+    offset: u64,
+}
+
+impl<'a> Words<'a> {
+    pub(crate) fn get(self, index: usize) -> &'a AtomicU64 {
+        self.memory.word(self.offset + 8 * index as u64)
     }
 }
