@@ -145,7 +145,7 @@ impl Lease {
         Ok(verdict.revoked == self.generation)
     }
 
-    /// Lets go. No word of the lease may be written afterwards.
+    /// Lets go: the engine ends what still runs under it. No word of the lease may be written afterwards.
     pub(super) fn release(&self) -> Result<(), TransportError> {
         let claim = LeaseClaim {
             generation: self.generation,

@@ -91,8 +91,8 @@ impl Default for ClientOptions {
 
 /// A connection to a ring: submits requests and reads their tokens. Share it by `Arc`.
 ///
-/// Dropping it ends all requests with [`RequestError::ClientClosed`], waits up to a second for the engine to give the slots
-/// back, and gives the lease back.
+/// Dropping it ends all requests with [`RequestError::ClientClosed`] and gives the lease back; the engine cancels what still
+/// runs.
 pub struct RingClient {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,

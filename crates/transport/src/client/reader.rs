@@ -17,9 +17,6 @@ use crate::TransportError;
 /// For how long after the last news the reader yields between polls before it naps.
 const YIELD_TIME: Duration = Duration::from_micros(50);
 const NAP_MIN: Duration = Duration::from_micros(10);
-/// For how long a closing client waits for the engine to give the slots back.
-const CLOSE_TIME: Duration = Duration::from_secs(1);
-
 /// The thread's state.
 pub(super) struct Reader {
     shared: Arc<Shared>,
@@ -130,43 +127,21 @@ impl Reader {
         Ok(())
     }
 
-    /// Ends all requests, waits a moment for their slots and lets the lease go.
+    /// Ends all requests and lets the lease go; the engine ends what still runs under it.
     fn end(mut self, reason: RequestError) {
         let shared = self.shared.clone();
         shared.close(reason.clone(), &mut self.newcomers);
         self.newcomers
             .drain(..)
             .for_each(|newcomer| self.tracker.admit(newcomer));
+        // From here on nobody writes a word of any slot.
+        self.tracker.streams().for_each(|stream| stream.let_go());
+        self.tracker.fail_all(&shared, &reason);
+        self.tracker.clear();
         if reason != RequestError::ClientClosed {
             tracing::error!(error = %reason, "lost the connection to the engine");
-            self.tracker.streams().for_each(|stream| stream.let_go());
-            self.tracker.fail_all(&shared, &reason);
-            self.tracker.clear();
-            return;
-        }
-        self.tracker.fail_all(&shared, &reason);
-        if let Err(error) = self.drain() {
+        } else if let Err(error) = shared.lease.release() {
             tracing::warn!(%error, "the lease was not given back and will expire");
-        }
-    }
-
-    /// Waits until the engine has given all slots back, then gives the lease back.
-    fn drain(&mut self) -> Result<(), TransportError> {
-        let deadline = Instant::now() + CLOSE_TIME;
-        while !self.tracker.is_empty() && Instant::now() < deadline {
-            if self.tracker.poll(&self.shared)? == Polled::Nothing {
-                self.pause(Instant::now())?;
-            }
-            if Instant::now() >= self.next_check {
-                self.shared.lease.beat()?;
-                self.next_check =
-                    Instant::now() + self.heartbeat_interval.min(Duration::from_millis(20));
-            }
-        }
-        if self.tracker.is_empty() {
-            self.shared.lease.release()
-        } else {
-            Ok(())
         }
     }
 }
