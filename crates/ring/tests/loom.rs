@@ -343,3 +343,36 @@ fn front_end_that_finds_the_magic_finds_the_ring() {
         connecting.join().unwrap();
     });
 }
+
+#[test]
+fn submission_that_races_with_its_leases_end_is_refused_or_ignored() {
+    explore(3, || {
+        let mut engine = engine();
+        let mut doomed = front_end(&mut engine);
+        let submitter = spawn(move || doomed.submit(SLOT));
+        let mut seen = events(|f| engine.scan(f));
+        for look in 1..=8 {
+            let now_ns = look * OPTIONS.lease_timeout_ns / 4;
+            seen.extend(events(|f| engine.reap_expired_leases(now_ns, f)));
+        }
+        submitter.join().unwrap();
+        seen.extend(events(|f| engine.scan(f)));
+        // Otherwise ignored: the slot never left EMPTY.
+        if !seen.is_empty() {
+            let slot = SLOT;
+            assert_eq!(
+                seen,
+                [SlotEvent::Submitted { slot }, SlotEvent::Cancelled { slot }]
+            );
+            assert_eq!(engine.claim(SLOT, 0), Err(BadRequest::LeaseRevoked));
+        }
+        let mut heir = FrontEnd::claim(engine.memory(), engine.layout(), LEASE).unwrap();
+        let generation = heir.submit(SLOT);
+        serve(&mut engine, 20);
+        let completed = Observation::Completed {
+            reason: FinishReason::Stop,
+            num_generated: 1,
+        };
+        assert_eq!(heir.observe(SLOT, generation), completed);
+    });
+}
