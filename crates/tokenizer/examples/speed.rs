@@ -57,9 +57,7 @@ fn run(vocabulary: &Path, text: &Path) -> Result<(), Box<dyn std::error::Error>>
             tokenizer.encode(piece, options).map_or(0, |ids| ids.len())
         });
         let theirs = median(&pieces, |piece| {
-            reference
-                .encode_fast(piece, true)
-                .map_or(0, |e| e.len())
+            reference.encode_fast(piece, true).map_or(0, |e| e.len())
         });
         let ratio = theirs.as_secs_f64() / ours.as_secs_f64();
         println!(

@@ -7,7 +7,6 @@
 use std::sync::OnceLock;
 
 use fastokens::AddedTokenPolicy;
-use serde_json::Value;
 use tokenizers::Tokenizer as Reference;
 
 use crate::definition::Definition;
@@ -40,7 +39,8 @@ pub(crate) enum Backend {
 /// `fastokens`, with the definition kept so that a text it fails on can go to the reference.
 pub(crate) struct Fast {
     tokenizer: fastokens::Tokenizer,
-    definition: Value,
+    json: Vec<u8>,
+    first_only: bool,
     fallback: OnceLock<Option<ReferenceSet>>,
 }
 
@@ -55,40 +55,33 @@ pub(crate) struct ReferenceSet {
 
 impl Backend {
     /// Chooses a back end for `definition`; says in the log why it is not the fast one.
-    pub fn new(definition: &Definition) -> Result<Self, TokenizerError> {
+    pub fn new(definition: Definition) -> Result<Self, TokenizerError> {
+        let first_only = definition.prepends_first_only();
+        let json = serde_json::to_vec(&definition.json)?;
         let (fast, reference) = std::thread::scope(|scope| {
-            let fast = scope.spawn(|| fastokens::Tokenizer::from_json(definition.json.clone()));
-            let reference = ReferenceSet::new(definition);
+            let fast = scope.spawn(|| fastokens::Tokenizer::from_json(definition.json));
+            let reference = ReferenceSet::from_json(&json, first_only);
             (fast.join(), reference)
         });
         let reference = reference?;
-        let fast = match fast {
-            Ok(Ok(fast)) => fast,
-            Ok(Err(error)) => {
-                tracing::info!(
-                    "encoding with `tokenizers`: fastokens refuses this vocabulary: {error}"
-                );
-                return Ok(Self::Reference(Box::new(reference)));
+        let reason = match fast {
+            Ok(Ok(tokenizer)) => {
+                let fast = Fast {
+                    tokenizer,
+                    json,
+                    first_only,
+                    fallback: OnceLock::new(),
+                };
+                match selfcheck::first_difference(&fast, &reference) {
+                    None => return Ok(Self::Fast(Box::new(fast))),
+                    Some(text) => format!("fastokens gives other ids for {text:?}"),
+                }
             }
-            Err(_) => {
-                tracing::warn!("encoding with `tokenizers`: fastokens panicked on this vocabulary");
-                return Ok(Self::Reference(Box::new(reference)));
-            }
+            Ok(Err(error)) => format!("fastokens refuses this vocabulary: {error}"),
+            Err(_) => "fastokens panicked on this vocabulary".to_owned(),
         };
-        let fast = Fast {
-            tokenizer: fast,
-            definition: definition.json.clone(),
-            fallback: OnceLock::new(),
-        };
-        match selfcheck::first_difference(&fast, &reference) {
-            None => Ok(Self::Fast(Box::new(fast))),
-            Some(text) => {
-                tracing::warn!(
-                    "encoding with `tokenizers`: fastokens gives other ids for {text:?}"
-                );
-                Ok(Self::Reference(Box::new(reference)))
-            }
-        }
+        tracing::warn!("encoding with `tokenizers`, which is slower: {reason}");
+        Ok(Self::Reference(Box::new(reference)))
     }
 
     /// The name of the crate that encodes.
@@ -96,6 +89,14 @@ impl Backend {
         match self {
             Self::Fast(_) => "fastokens",
             Self::Reference(_) => "tokenizers",
+        }
+    }
+
+    /// The id of a token as the vocabulary spells it.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Fast(fast) => fast.tokenizer.token_to_id(token),
+            Self::Reference(reference) => reference.control.token_to_id(token),
         }
     }
 
@@ -139,7 +140,7 @@ impl Fast {
                 tracing::debug!("fastokens failed on a text, `tokenizers` encodes it: {error}");
                 let reference = self
                     .fallback
-                    .get_or_init(|| ReferenceSet::from_json(&self.definition, false).ok());
+                    .get_or_init(|| ReferenceSet::from_json(&self.json, self.first_only).ok());
                 match reference {
                     Some(reference) => reference.encode(text, specials, place, out),
                     None => Err(EncodeError(error.to_string())),
@@ -150,13 +151,9 @@ impl Fast {
 }
 
 impl ReferenceSet {
-    fn new(definition: &Definition) -> Result<Self, TokenizerError> {
-        Self::from_json(&definition.json, definition.prepends_first_only())
-    }
-
-    fn from_json(json: &Value, first_only: bool) -> Result<Self, TokenizerError> {
-        let control = Reference::from_bytes(serde_json::to_vec(json)?)
-            .map_err(|e| TokenizerError::Refused(e.to_string()))?;
+    fn from_json(json: &[u8], first_only: bool) -> Result<Self, TokenizerError> {
+        let control =
+            Reference::from_bytes(json).map_err(|e| TokenizerError::Refused(e.to_string()))?;
         Ok(Self {
             control,
             text: OnceLock::new(),

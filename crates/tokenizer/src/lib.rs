@@ -30,6 +30,6 @@ pub use chat::{
 };
 pub use detokenizer::{Detokenizer, DetokenizerOptions};
 pub use error::{EncodeError, TokenizerError};
-pub use gguf::{GgufMetadata, GgufVocab};
+pub use gguf::{GgufMetadata, GgufVocab, TokenType};
 pub use load::{LoadError, ModelText};
 pub use tokenizer::{EncodeOptions, Tokenizer};

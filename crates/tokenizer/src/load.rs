@@ -112,7 +112,7 @@ impl ModelText {
             ..SpecialTokens::default()
         };
         let template = compile(path, vocab.chat_templates.clone(), &special_tokens)?;
-        let eos_ids = sorted(vocab.eos.into_iter().chain(vocab.eot).collect());
+        let eos_ids = vocab.eos_ids();
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             template,

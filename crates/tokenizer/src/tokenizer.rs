@@ -1,11 +1,10 @@
 //! The tokenizer: one vocabulary, its encoder and its byte table.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::added::{AddedToken, SpecialMatch, SpecialMatcher};
+use crate::added::{SpecialMatch, SpecialMatcher};
 use crate::backend::{Backend, Place, Specials};
 use crate::bytes::TokenBytes;
 use crate::definition::Definition;
@@ -36,7 +35,6 @@ impl Default for EncodeOptions {
 pub struct Tokenizer {
     backend: Backend,
     bytes: TokenBytes,
-    ids: HashMap<String, u32>,
     specials: SpecialMatcher,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -63,27 +61,15 @@ impl Tokenizer {
     }
 
     pub(crate) fn from_definition(definition: Definition) -> Result<Self, TokenizerError> {
-        let backend = Backend::new(&definition)?;
         let bytes = TokenBytes::new(&definition.vocab, &definition.added, &definition.decoder);
         let specials = SpecialMatcher::new(&definition.added);
-        let mut ids: HashMap<String, u32> = definition
-            .vocab
-            .into_iter()
-            .map(|(id, token)| (token, id))
-            .collect();
-        ids.extend(
-            definition
-                .added
-                .into_iter()
-                .map(|AddedToken { id, content, .. }| (content, id)),
-        );
+        let (prefix, suffix) = (definition.prefix.clone(), definition.suffix.clone());
         Ok(Self {
-            backend,
+            backend: Backend::new(definition)?,
             bytes,
-            ids,
             specials,
-            prefix: definition.prefix,
-            suffix: definition.suffix,
+            prefix,
+            suffix,
         })
     }
 
@@ -161,7 +147,7 @@ impl Tokenizer {
 
     /// The id of a token as the vocabulary spells it (`Ġhello`, `▁hello`, `<|im_end|>`).
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.ids.get(token).copied()
+        self.backend.token_to_id(token)
     }
 
     /// Number of ids: one more than the largest.

@@ -106,3 +106,71 @@ fn templates_render_as_hugging_face_renders_them() {
         differences.join("\n")
     );
 }
+
+fn one(source: &str) -> Result<String, RenderError> {
+    let template = ChatTemplate::new(source, SpecialTokens::default()).unwrap();
+    template.render(
+        &[serde_json::json!({"role": "user", "content": "x"})],
+        &ChatOptions::default(),
+    )
+}
+
+#[test]
+fn a_refusal_carries_the_message_of_the_template_even_from_a_macro() {
+    let source = "{% macro check(m) %}{{ raise_exception('no ' ~ m.role) }}{% endmacro %}{{ check(messages[0]) }}";
+    assert!(matches!(one(source), Err(RenderError::Raised(message)) if message == "no user"));
+}
+
+#[test]
+fn a_failure_says_what_and_where() {
+    let error = one("line 1\n{{ messages[0].nothing.more }}").unwrap_err();
+    assert!(
+        matches!(&error, RenderError::Failed(what) if what.contains("line 2")),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let source =
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endfor %}{% endfor %}";
+    assert!(matches!(one(source), Err(RenderError::Failed(_))));
+    assert!(matches!(
+        one("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+        Err(RenderError::Failed(_))
+    ));
+}
+
+#[test]
+fn a_chat_of_a_million_tokens_renders() {
+    let golden = read(&support::data("templates/Qwen-Qwen3-0.6B.json"));
+    let template =
+        ChatTemplate::new(golden["source"].as_str().unwrap(), SpecialTokens::default()).unwrap();
+    let message = |role: &str| serde_json::json!({"role": role, "content": "four ".repeat(2000)});
+    let messages: Vec<Value> = (0..400)
+        .map(|i| message(["user", "assistant"][i % 2]))
+        .collect();
+    let text = template.render(&messages, &ChatOptions::default()).unwrap();
+    assert!(text.len() > 4_000_000);
+}
+
+#[test]
+fn the_clock_is_used_when_no_time_is_given() {
+    let year: u32 = one("{{ strftime_now('%Y') }}").unwrap().parse().unwrap();
+    assert!(year >= 2025);
+    assert!(matches!(
+        one("{{ strftime_now('%=') }}"),
+        Err(RenderError::Failed(_))
+    ));
+}
+
+#[test]
+fn no_messages_and_messages_that_are_not_objects_are_refused() {
+    let template = ChatTemplate::new("x", SpecialTokens::default()).unwrap();
+    let render = |messages: &[Value]| template.render(messages, &ChatOptions::default());
+    assert!(matches!(render(&[]), Err(RenderError::NoMessages)));
+    assert!(matches!(
+        render(&["x".into()]),
+        Err(RenderError::NotAnObject(0))
+    ));
+}

@@ -65,7 +65,7 @@ pub struct ChatTemplate {
 }
 
 /// Instructions and bytes that one render may take: far above what a chat of a million tokens needs.
-const FUEL: u64 = 200_000_000;
+const FUEL: u64 = 40_000_000;
 
 impl ChatTemplate {
     /// Compiles one template.

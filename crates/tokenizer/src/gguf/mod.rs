@@ -67,6 +67,17 @@ pub struct GgufVocab {
     pub chat_templates: Vec<(String, String)>,
 }
 
+/// Control tokens that end a turn (ChatML, Llama 3, Phi, Gemma) or a text (GPT, DeepSeek).
+const ENDS: [&str; 7] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<｜end▁of▁sentence｜>",
+];
+
 /// `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenType {
@@ -130,6 +141,23 @@ impl GgufVocab {
         json["version"] = "1.0".into();
         json["post_processor"] = self.frame();
         Ok(json)
+    }
+
+    /// Ids that end a generation: EOS, end of turn, and control tokens that are known by name to end turns or texts
+    /// (files have room for two ids only, and chat models often have three). Sorted.
+    pub fn eos_ids(&self) -> Vec<u32> {
+        let named = self
+            .entries()
+            .filter(|(_, token, kind)| *kind == TokenType::Control && ENDS.contains(token));
+        let mut ids: Vec<u32> = self
+            .eos
+            .into_iter()
+            .chain(self.eot)
+            .chain(named.map(|(id, _, _)| id))
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// The text of a token.

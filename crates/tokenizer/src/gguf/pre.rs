@@ -91,6 +91,7 @@ const FAMILIES: &[(&[&str], PreTokenizer)] = &[
         &["qwen35"],
         PreTokenizer {
             patterns: &[QWEN35_PATTERN],
+            nfc: false,
             ..QWEN2
         },
     ),

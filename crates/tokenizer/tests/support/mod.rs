@@ -159,3 +159,51 @@ pub fn smollm2_gguf() -> PathBuf {
     );
     path
 }
+
+/// The parsed JSON of a fixture.
+pub fn json(name: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(data(name)).unwrap()).unwrap()
+}
+
+/// A small generator of the same numbers on every run (Steele et al., SplitMix).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+/// `num` texts: slices of `texts.txt` in every script, some joined, some with one of `tokens` written in them.
+pub fn slices(num: usize, tokens: &[String], random: &mut Random) -> Vec<String> {
+    let text: Vec<char> = std::fs::read_to_string(data("texts.txt"))
+        .unwrap()
+        .chars()
+        .collect();
+    let slice = |random: &mut Random| {
+        let longest = [3, 12, 40, 200][random.below(4)];
+        let start = random.below(text.len());
+        let end = (start + 1 + random.below(longest)).min(text.len());
+        text[start..end].iter().collect::<String>()
+    };
+    let one = |random: &mut Random| {
+        let mut out = slice(random);
+        if random.below(3) == 0 {
+            out.push_str(&slice(random));
+        }
+        if random.below(3) == 0 && !tokens.is_empty() {
+            out.push_str(&tokens[random.below(tokens.len())]);
+            out.push_str(&slice(random));
+        }
+        out
+    };
+    (0..num).map(|_| one(random)).collect()
+}
