@@ -6,35 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    LONG, block_on, collect, connect, eager, eventually, ids, is_unused, pairs, ring, small_ring,
+    block_on, collect, connect, eager, eventually, hanging_after, ids, is_unused, pairs, ring,
+    small_ring, with_mock,
 };
-use izar_ring::RingOptions;
 use izar_transport::client::{
-    ClientOptions, EngineError, FinishReason, Progress, RingClient, SamplingParams, Shortage,
-    Submission, SubmitError,
+    EngineError, FinishReason, Progress, RingClient, SamplingParams, Submission, SubmitError,
 };
-use izar_transport::mock_engine::{MockEngine, MockOptions, Reply, ReplyEnd, ReplyTokens};
-
-/// Runs `check` over every transport with a mock engine behind it.
-fn with_mock(
-    ring: &RingOptions,
-    client: ClientOptions,
-    mock: MockOptions,
-    check: impl Fn(RingClient, &MockEngine),
-) {
-    for pair in pairs(ring) {
-        println!("{}", pair.kind);
-        let engine = MockEngine::serve(pair.engine, mock.clone());
-        check(connect(pair.near, client.clone()), &engine);
-    }
-}
-
-fn hanging_after(tokens: Vec<u32>) -> MockOptions {
-    MockOptions::scripted(move |_, _| Reply {
-        tokens: ReplyTokens::List(tokens.clone()),
-        end: ReplyEnd::Hang,
-    })
-}
+use izar_transport::mock_engine::{MockEngine, MockOptions, Reply};
 
 #[test]
 fn tokens_arrive_complete_in_order_and_with_their_end() {
@@ -317,68 +295,6 @@ fn what_the_engine_refuses_ends_with_its_reason() {
 }
 
 #[test]
-fn a_full_ring_is_backpressure_and_passes() {
-    with_mock(
-        &ring(4, 1),
-        eager(),
-        hanging_after(vec![1]),
-        |client, engine| {
-            let mut held: Vec<_> = (0..4)
-                .map(|_| {
-                    client
-                        .submit(&Submission::new(&[1], 10))
-                        .expect("free slot")
-                })
-                .collect();
-            let Err(SubmitError::Full { what, retry_after }) =
-                client.submit(&Submission::new(&[1], 10))
-            else {
-                panic!("a fifth slot");
-            };
-            assert_eq!(what, Shortage::Slots);
-            assert!(retry_after >= Duration::from_millis(100));
-            assert_eq!(
-                (client.stats().slots_in_use, client.stats().num_refused),
-                (4, 1)
-            );
-            eventually("all four run", || engine.stats().num_running == 4);
-            held.pop();
-            eventually("the slot of the dropped one is back", || {
-                client.stats().slots_in_use == 3
-            });
-            held.push(
-                client
-                    .submit(&Submission::new(&[1], 10))
-                    .expect("free again"),
-            );
-            // 1 MiB holds 65,536 tokens.
-            let mut large = client;
-            held.clear();
-            eventually("all is back", || is_unused(&large));
-            let _most = large
-                .submit(&Submission::new(&[1], 60_000))
-                .expect("most of the arena");
-            let refused = large.submit(&Submission::new(&[1], 10_000));
-            assert!(
-                matches!(
-                    refused,
-                    Err(SubmitError::Full {
-                        what: Shortage::OutputArena,
-                        ..
-                    })
-                ),
-                "{refused:?}"
-            );
-            large
-                .submit(&Submission::new(&[1], 1_000))
-                .map(drop)
-                .expect("still room for a small one");
-            let _ = &mut large;
-        },
-    );
-}
-
-#[test]
 fn cancelling_ends_the_stream_and_dropping_frees_everything() {
     with_mock(
         &small_ring(),
@@ -422,156 +338,6 @@ fn a_request_cancelled_before_it_is_claimed_ends() {
         drop((running, waiting));
         eventually("all space is back", || is_unused(&client));
     });
-}
-
-#[test]
-fn output_space_stays_with_a_slow_reader_and_its_slot_does_not() {
-    with_mock(
-        &small_ring(),
-        eager(),
-        MockOptions::default(),
-        |client, _| {
-            let mut slow = client.submit(&Submission::new(&[50], 100)).expect("submit");
-            eventually("the slot is back unread", || {
-                client.stats().slots_in_use == 0
-            });
-            assert!(client.stats().output_used_bytes >= 1600);
-            let others: Vec<_> = (0..64)
-                .map(|i| {
-                    collect(&mut client.submit(&Submission::new(&[i], 50)).expect("submit"))
-                        .1
-                        .num_generated
-                })
-                .collect();
-            assert_eq!(others, [50; 64]);
-            assert_eq!(ids(&collect(&mut slow).0), (50..150).collect::<Vec<u32>>());
-            drop(slow);
-            eventually("all space is back", || is_unused(&client));
-        },
-    );
-}
-
-#[test]
-fn a_bound_on_the_work_of_a_poll_loses_nothing_and_starves_nobody() {
-    let bounded = ClientOptions {
-        max_tokens_per_poll: 3,
-        ..eager()
-    };
-    with_mock(
-        &small_ring(),
-        bounded,
-        MockOptions::default(),
-        |client, _| {
-            let mut handles: Vec<_> = (0..20)
-                .map(|i| {
-                    client
-                        .submit(&Submission::new(&[1000 * i], 100))
-                        .expect("submit")
-                })
-                .collect();
-            for (i, handle) in handles.iter_mut().enumerate() {
-                let first = 1000 * i as u32;
-                assert_eq!(
-                    ids(&collect(handle).0),
-                    (first..first + 100).collect::<Vec<u32>>()
-                );
-            }
-            let stats = client.stats();
-            assert_eq!(stats.num_tokens, 2000);
-            assert!(
-                stats.num_polls_with_news >= 2000 / 3,
-                "no poll took more than three: {stats:?}"
-            );
-        },
-    );
-}
-
-#[test]
-fn two_hundred_streams_a_third_of_them_cancelled_leave_nothing_behind() {
-    with_mock(
-        &ring(256, 1),
-        eager(),
-        MockOptions {
-            max_num_seqs: 64,
-            ..MockOptions::default()
-        },
-        |client, _| {
-            let mut streams: Vec<_> = (0..200u32)
-                .map(|i| {
-                    let len = 1 + i * 7919 % 300;
-                    (
-                        i,
-                        len,
-                        client
-                            .submit(&Submission::new(&[i * 600], len))
-                            .expect("submit"),
-                    )
-                })
-                .collect();
-            for (i, len, handle) in &mut streams {
-                let mut tokens = Vec::new();
-                if *i % 3 == 0 {
-                    while tokens.is_empty() {
-                        let _ = handle.wait(&mut tokens, LONG).expect("first token");
-                    }
-                    handle.cancel().expect("reachable");
-                }
-                let (rest, finish) = collect(handle);
-                tokens.extend(rest);
-                let expected: Vec<u32> = (*i * 600..*i * 600 + finish.num_generated).collect();
-                assert_eq!(ids(&tokens), expected);
-                match finish.reason {
-                    FinishReason::Length => assert_eq!(finish.num_generated, *len),
-                    FinishReason::Cancelled => assert!(*i % 3 == 0 && finish.num_generated <= *len),
-                    other => panic!("{other:?}"),
-                }
-            }
-            drop(streams);
-            eventually("all space is back", || is_unused(&client));
-            let stats = client.stats();
-            assert_eq!(
-                (
-                    stats.num_submitted,
-                    stats.num_completed + stats.num_cancelled
-                ),
-                (200, 200)
-            );
-            assert_eq!((stats.num_failed, stats.num_pending), (0, 0));
-        },
-    );
-}
-
-#[test]
-fn many_threads_share_one_client() {
-    with_mock(
-        &ring(64, 1),
-        eager(),
-        MockOptions::default(),
-        |client, _| {
-            std::thread::scope(|scope| {
-                for thread in 0..8u32 {
-                    let client = &client;
-                    scope.spawn(move || {
-                        for round in 0..50u32 {
-                            let first = thread * 10_000 + round * 100;
-                            let mut handle = loop {
-                                match client.submit(&Submission::new(&[first], 30)) {
-                                    Ok(handle) => break handle,
-                                    Err(SubmitError::Full { .. }) => std::thread::yield_now(),
-                                    Err(error) => panic!("{error}"),
-                                }
-                            };
-                            assert_eq!(
-                                ids(&collect(&mut handle).0),
-                                (first..first + 30).collect::<Vec<u32>>()
-                            );
-                        }
-                    });
-                }
-            });
-            eventually("all space is back", || is_unused(&client));
-        },
-    );
 }
 
 #[test]

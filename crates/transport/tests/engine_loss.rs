@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{LONG, collect, connect, eager, eventually, ids, is_unused, pairs, small_ring};
@@ -10,6 +12,7 @@ use izar_transport::client::{
     SubmitError,
 };
 use izar_transport::mock_engine::{MockEngine, MockOptions, Reply, ReplyEnd, ReplyTokens};
+use izar_transport::{Transport, TransportError};
 
 fn hanging() -> MockOptions {
     MockOptions::scripted(|_, _| Reply {
@@ -30,7 +33,7 @@ fn refusal(client: &RingClient) -> SubmitError {
 
 fn impatient() -> ClientOptions {
     ClientOptions {
-        engine_timeout: Duration::from_millis(150),
+        engine_timeout: Duration::from_millis(500),
         ..eager()
     }
 }
@@ -54,7 +57,7 @@ fn streams_of_a_silent_engine_end_and_service_resumes_when_it_wakes() {
             panic!("{finish:?}")
         };
         assert!(
-            silent >= Duration::from_millis(150)
+            silent >= Duration::from_millis(500)
                 && silent <= frozen.elapsed() + Duration::from_millis(100)
         );
         assert_eq!(
@@ -158,7 +161,7 @@ fn a_draining_engine_finishes_what_it_has() {
 #[test]
 fn a_front_end_that_is_silent_for_too_long_loses_its_lease_and_learns_it() {
     let mut options = small_ring();
-    options.lease_timeout_ns = 60_000_000;
+    options.lease_timeout_ns = 300_000_000;
     for pair in pairs(&options) {
         println!("{}", pair.kind);
         let _engine = MockEngine::serve(pair.engine, hanging());
@@ -252,4 +255,79 @@ fn impossible_progress_words_fail_the_request_and_not_the_client() {
         assert!(matches!(error, RequestError::CorruptRing(_)), "{error}");
         assert_eq!(client.disconnected(), None);
     }
+}
+
+/// A transport that fails when told to.
+struct Faulty {
+    inner: Arc<dyn Transport>,
+    fault: AtomicU8,
+}
+
+const BROKEN: u8 = 1;
+const PANICKING: u8 = 2;
+
+impl Faulty {
+    fn check(&self) -> Result<(), TransportError> {
+        match self.fault.load(Ordering::Relaxed) {
+            BROKEN => Err(TransportError::Disconnected("cable cut".into())),
+            PANICKING => panic!("a broken invariant, for the test"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Transport for Faulty {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
+        self.check().and_then(|()| self.inner.read(offset, dst))
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), TransportError> {
+        self.inner.write(offset, src)
+    }
+    fn write_flag(&self, offset: u64, value: u64) -> Result<(), TransportError> {
+        self.inner.write_flag(offset, value)
+    }
+    fn read_word(&self, offset: u64) -> Result<u64, TransportError> {
+        self.inner.read_word(offset)
+    }
+    fn compare_and_swap(&self, offset: u64, current: u64, new: u64) -> Result<u64, TransportError> {
+        self.inner.compare_and_swap(offset, current, new)
+    }
+}
+
+fn ends_with(fault: u8, expected: &RequestError) {
+    for pair in pairs(&small_ring()) {
+        let engine = MockEngine::serve(pair.engine, hanging());
+        let faulty = Arc::new(Faulty {
+            inner: pair.near,
+            fault: AtomicU8::new(0),
+        });
+        let client = connect(faulty.clone(), eager());
+        let mut handle = client.submit(&Submission::new(&[1], 10)).expect("submit");
+        eventually("it runs", || engine.stats().num_running == 1);
+        faulty.fault.store(fault, Ordering::Relaxed);
+        assert_eq!(
+            collect(&mut handle).1.reason,
+            FinishReason::Failed(expected.clone())
+        );
+        assert_eq!(
+            refusal(&client),
+            SubmitError::Disconnected(expected.clone())
+        );
+    }
+}
+
+#[test]
+fn a_transport_that_fails_ends_every_stream() {
+    ends_with(
+        BROKEN,
+        &TransportError::Disconnected("cable cut".into()).into(),
+    );
+}
+
+#[test]
+fn a_reader_that_panics_leaves_nobody_waiting() {
+    ends_with(PANICKING, &RequestError::ReaderFailed);
 }

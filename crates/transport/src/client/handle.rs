@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use izar_ring::{OUTPUT_BYTES, OUTPUT_HAS_LOGPROBS, OutputRecord, decode_logprobs, logprob_stride};
 
-use super::Shared;
 use super::outcome::{GeneratedToken, Progress, TokenLogprobs};
+use super::shared::Shared;
 use super::stream::Stream;
 use crate::TransportError;
 
@@ -200,3 +200,10 @@ impl Wake for Unpark {
         self.0.unpark();
     }
 }
+
+/// Handles move between tasks and threads.
+const _: fn() = || {
+    fn moves<T: Send + Sync + Unpin>() {}
+    moves::<RequestHandle>();
+    moves::<super::RingClient>();
+};

@@ -15,9 +15,28 @@
 //!
 //! If the engine's heartbeat stops, every stream ends with [`RequestError::EngineLost`]; slots wait for its return. If the
 //! lease is revoked or the transport fails, streams end, too, and the client is of no further use: connect a new one.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use izar_transport::client::{ClientOptions, Progress, RingClient, Submission};
+//! use izar_transport::mock_engine::{MockEngine, MockOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (transport, _engine) = MockEngine::in_process(&Default::default(), MockOptions::default())?;
+//! let client = RingClient::connect(transport, ClientOptions::default())?;
+//! client.wait_ready(Duration::from_secs(5))?;
+//! let mut request = client.submit(&Submission::new(&[7, 8, 9], 3))?;
+//! let mut tokens = Vec::new();
+//! // In a task: `request.next(&mut tokens).await`.
+//! while let Some(Progress::More) = request.wait(&mut tokens, Duration::from_secs(5)) {}
+//! assert_eq!(tokens.iter().map(|t| t.token).collect::<Vec<_>>(), [7, 8, 9]);
+//! # Ok(())
+//! # }
+//! ```
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,6 +49,7 @@ mod handle;
 mod lease;
 mod outcome;
 mod reader;
+mod shared;
 mod slots;
 mod staging;
 mod stats;
@@ -37,18 +57,15 @@ mod stream;
 mod submission;
 mod tracker;
 
-use arena::{Extent, SharedArena};
 use encode::Placement;
 use engine::EngineWatch;
 use lease::Lease;
 use reader::Reader;
-use slots::{SlotTracker, TakenSlot};
-use staging::Staging;
-use stats::Counters;
+use shared::Shared;
+use slots::SlotTracker;
 use stream::Stream;
 use tracker::Newcomer;
 
-use crate::wake::EventCount;
 use crate::{Transport, TransportError};
 
 pub use engine::{EngineHealth, EngineStatus};
@@ -98,33 +115,6 @@ pub struct RingClient {
     reader: Option<JoinHandle<()>>,
 }
 
-/// What submitters, handles and the token reader share.
-struct Shared {
-    transport: Arc<dyn Transport>,
-    lease: Lease,
-    slots: Mutex<SlotTracker>,
-    input: SharedArena,
-    output: SharedArena,
-    staging: Staging,
-    engine: EngineWatch,
-    counters: Counters,
-    inbox: Mutex<Inbox>,
-    /// Lets the reader skip the inbox's lock when there is nothing in it.
-    inbox_has_some: AtomicBool,
-    closing: AtomicBool,
-    /// What the reader sleeps on if the transport has no event for it.
-    own_event: EventCount,
-    next_request_id: AtomicU64,
-}
-
-/// Requests on their way to the token reader.
-#[derive(Default)]
-struct Inbox {
-    newcomers: Vec<Newcomer>,
-    /// Why no more are taken, once that is so.
-    closed: Option<RequestError>,
-}
-
 impl RingClient {
     /// Claims a lease of the ring behind `transport` and starts the token reader's thread.
     ///
@@ -138,26 +128,9 @@ impl RingClient {
     ) -> Result<RingClient, ConnectError> {
         let layout = read_layout(&*transport)?;
         let lease = Lease::claim(transport.clone(), layout, u64::from(std::process::id()))?;
-        let (input, output) = (
-            layout.lease_input(lease.idx()),
-            layout.lease_output(lease.idx()),
-        );
         let slots = read_slots(&*transport, &lease)?;
-        let shared = Arc::new(Shared {
-            slots: Mutex::new(slots),
-            input: SharedArena::new(input.start, input.end - input.start),
-            output: SharedArena::new(output.start, output.end - output.start),
-            staging: Staging::new(output)?,
-            engine: EngineWatch::new(options.engine_timeout, Instant::now()),
-            counters: Counters::default(),
-            inbox: Mutex::default(),
-            inbox_has_some: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
-            own_event: EventCount::new(),
-            next_request_id: AtomicU64::new(1),
-            lease,
-            transport,
-        });
+        let engine = EngineWatch::new(options.engine_timeout, Instant::now());
+        let shared = Arc::new(Shared::new(transport, lease, slots, engine)?);
         shared.engine.refresh(&*shared.transport, Instant::now())?;
         let reader = Reader::new(shared.clone(), &options);
         let thread = std::thread::Builder::new()
@@ -254,7 +227,7 @@ impl RingClient {
 
     /// Why this client can no longer submit, if so: its lease was revoked or its transport failed. Connect a new one.
     pub fn disconnected(&self) -> Option<RequestError> {
-        self.shared.inbox().closed.clone()
+        self.shared.closed()
     }
 
     /// Blocks until the engine is ready (or has stopped or failed), at most for `timeout`; returns its condition.
@@ -297,148 +270,6 @@ impl std::fmt::Debug for RingClient {
             self.shared.lease.idx(),
             self.engine_health()
         )
-    }
-}
-
-impl Shared {
-    /// What the token reader sleeps on.
-    fn event(&self) -> &EventCount {
-        self.transport.reader_event().unwrap_or(&self.own_event)
-    }
-
-    fn slots(&self) -> MutexGuard<'_, SlotTracker> {
-        // A panic inside is our own broken invariant; whoever comes after would only panic again.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        // Pushes and swaps leave it consistent, so a panic elsewhere does not spoil it.
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_closing(&self) -> bool {
-        // Relaxed: the event's fence orders it; a busy reader sees it soon enough.
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    /// Refuses if the engine takes no requests; looks again if the last look said so.
-    fn check_engine(&self) -> Result<(), SubmitError> {
-        if self.engine.health() == EngineHealth::Ready {
-            return Ok(());
-        }
-        match self.engine.refresh(&*self.transport, Instant::now()) {
-            Ok(EngineHealth::Ready) => Ok(()),
-            Ok(health) => Err(SubmitError::EngineNotReady(health)),
-            Err(error) => Err(SubmitError::Disconnected(error.into())),
-        }
-    }
-
-    /// Takes input space, output space and a slot, or nothing.
-    fn take_space(
-        &self,
-        input_bytes: u64,
-        output_bytes: u64,
-    ) -> Result<(Extent, Extent, TakenSlot), SubmitError> {
-        if !self.input.could_hold(input_bytes) {
-            return Err(SubmitError::InputTooLarge {
-                needed_bytes: input_bytes,
-                arena_bytes: self.input.capacity(),
-            });
-        }
-        if !self.output.could_hold(output_bytes) {
-            return Err(SubmitError::OutputTooLarge {
-                needed_bytes: output_bytes,
-                arena_bytes: self.output.capacity(),
-            });
-        }
-        let input = self
-            .input
-            .allocate(input_bytes)
-            .ok_or_else(|| self.full(Shortage::InputArena))?;
-        let output = self
-            .output
-            .allocate(output_bytes)
-            .ok_or_else(|| self.full(Shortage::OutputArena))?;
-        // Not in one expression: counting a refusal looks at the slots again.
-        let taken = self.slots().take();
-        let taken = taken.ok_or_else(|| self.full(Shortage::Slots))?;
-        Ok((input, output, taken))
-    }
-
-    fn full(&self, what: Shortage) -> SubmitError {
-        self.counters.refused.add(1);
-        let stats = self.stats();
-        SubmitError::Full {
-            what,
-            retry_after: self.counters.retry_after(stats.slots_in_use),
-        }
-    }
-
-    /// Puts a request into the reader's inbox.
-    fn hand_over(&self, newcomer: Newcomer) -> Result<(), RequestError> {
-        {
-            let mut inbox = self.inbox();
-            if let Some(reason) = &inbox.closed {
-                return Err(reason.clone());
-            }
-            inbox.newcomers.push(newcomer);
-        }
-        self.counters.submitted.add(1);
-        self.counters.pending.add(1);
-        // SYNC inbox: pairs with the acquire swap in `take_newcomers`.
-        self.inbox_has_some.store(true, Ordering::Release);
-        if self.transport.reader_event().is_none() {
-            // Without an engine that wakes the reader, it has to start polling now.
-            self.own_event.raise();
-        }
-        Ok(())
-    }
-
-    fn has_newcomers(&self) -> bool {
-        // Relaxed: whoever acts on it takes the inbox's lock.
-        self.inbox_has_some.load(Ordering::Relaxed)
-    }
-
-    /// Reader: moves the inbox's contents to `into`; false if there were none.
-    fn take_newcomers(&self, into: &mut Vec<Newcomer>) -> bool {
-        // SYNC inbox: pairs with the release store in `hand_over`.
-        if !self.has_newcomers() || !self.inbox_has_some.swap(false, Ordering::Acquire) {
-            return false;
-        }
-        into.append(&mut self.inbox().newcomers);
-        true
-    }
-
-    /// Reader: takes no more requests, for this reason, and moves the last ones to `into`.
-    fn close(&self, reason: RequestError, into: &mut Vec<Newcomer>) {
-        let mut inbox = self.inbox();
-        inbox.closed = Some(reason);
-        into.append(&mut inbox.newcomers);
-    }
-
-    fn stats(&self) -> ClientStats {
-        let (num_slots, num_free) = {
-            let slots = self.slots();
-            (slots.num_slots(), slots.num_free())
-        };
-        let counters = &self.counters;
-        ClientStats {
-            num_slots,
-            slots_in_use: num_slots - num_free,
-            input_bytes: self.input.capacity(),
-            input_used_bytes: self.input.used_bytes(),
-            output_bytes: self.output.capacity(),
-            output_used_bytes: self.output.used_bytes(),
-            num_pending: counters.pending.get(),
-            num_submitted: counters.submitted.get(),
-            num_refused: counters.refused.get(),
-            num_completed: counters.completed.get(),
-            num_cancelled: counters.cancelled.get(),
-            num_failed: counters.failed.get(),
-            num_tokens: counters.tokens.get(),
-            num_polls: counters.polls.get(),
-            num_polls_with_news: counters.polls_with_news.get(),
-        }
     }
 }
 

@@ -109,6 +109,9 @@ pub enum RequestError {
     /// This front end closed its client.
     #[error("the front end closed its connection to the engine")]
     ClientClosed,
+    /// The token reader met a broken invariant of its own; its message is in the log.
+    #[error("the token reader failed")]
+    ReaderFailed,
     /// The ring held something that cannot be.
     #[error("the ring holds an impossible value: {0}")]
     CorruptRing(&'static str),

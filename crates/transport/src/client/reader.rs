@@ -9,9 +9,10 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::ClientOptions;
 use super::outcome::RequestError;
+use super::shared::Shared;
 use super::tracker::{Newcomer, Polled, Tracker};
-use super::{ClientOptions, Shared};
 use crate::TransportError;
 
 /// For how long after the last news the reader yields between polls before it naps.
@@ -25,6 +26,7 @@ pub(super) struct Reader {
     pacer: Pacer,
     heartbeat_interval: Duration,
     next_check: Instant,
+    has_ended: bool,
 }
 
 impl Reader {
@@ -43,6 +45,7 @@ impl Reader {
             pacer: Pacer::new(options, now),
             heartbeat_interval: options.heartbeat_interval,
             next_check: now,
+            has_ended: false,
         }
     }
 
@@ -128,7 +131,8 @@ impl Reader {
     }
 
     /// Ends all requests and lets the lease go; the engine ends what still runs under it.
-    fn end(mut self, reason: RequestError) {
+    fn end(&mut self, reason: RequestError) {
+        self.has_ended = true;
         let shared = self.shared.clone();
         shared.close(reason.clone(), &mut self.newcomers);
         self.newcomers
@@ -142,6 +146,15 @@ impl Reader {
             tracing::error!(error = %reason, "lost the connection to the engine");
         } else if let Err(error) = shared.lease.release() {
             tracing::warn!(%error, "the lease was not given back and will expire");
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // Only a panic gets here without an end; nobody may wait for tokens that will not come.
+        if !self.has_ended {
+            self.end(RequestError::ReaderFailed);
         }
     }
 }

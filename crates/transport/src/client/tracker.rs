@@ -15,9 +15,9 @@ use izar_ring::{
     ResultRecord, SlotIdx, logprob_stride, observe,
 };
 
-use super::Shared;
 use super::arena::Extent;
 use super::outcome::{Finish, FinishReason, RequestError};
+use super::shared::Shared;
 use super::stream::Stream;
 use crate::{ReadOp, TransportError};
 

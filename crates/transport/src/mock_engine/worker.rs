@@ -37,6 +37,8 @@ pub(super) struct Worker {
     stats: EngineStats,
     next_step: Instant,
     next_beat: Instant,
+    /// The last step had nothing to say: no need of another before something happens.
+    is_hanging: bool,
 }
 
 /// Between two heartbeats, and two looks for dead front ends.
@@ -56,6 +58,7 @@ impl Worker {
             stats: EngineStats::default(),
             next_step: now,
             next_beat: now,
+            is_hanging: false,
         }
     }
 
@@ -90,12 +93,20 @@ impl Worker {
         let events = &mut self.events;
         self.engine.scan(&mut |event| events.push(event));
         let mut published = !self.events.is_empty();
+        if published && self.is_hanging {
+            self.next_step = now;
+        }
         self.take_events();
         self.claim_waiting();
         if !self.running.is_empty() && now >= self.next_step {
-            self.next_step = now + self.options.step_time;
-            self.step();
-            published = true;
+            let stepped = self.step();
+            self.is_hanging = !stepped;
+            self.next_step = if stepped {
+                now + self.options.step_time
+            } else {
+                self.next_beat
+            };
+            published |= stepped;
         }
         if published {
             self.publish_stats();
@@ -147,10 +158,10 @@ impl Worker {
         }
     }
 
-    /// One token for every running sequence.
-    fn step(&mut self) {
-        let mut i = 0;
-        let now = now_ns();
+    /// One token for every running sequence; false if none had anything to say.
+    fn step(&mut self) -> bool {
+        let (mut i, now, before) = (0, now_ns(), self.stats.output_tokens);
+        let num_before = self.running.len();
         self.stats.num_steps += 1;
         while i < self.running.len() {
             match self.advance(i, now) {
@@ -161,6 +172,7 @@ impl Worker {
                 }
             }
         }
+        self.stats.output_tokens > before || self.running.len() < num_before
     }
 
     /// The next token of one sequence; its end, if that has come.

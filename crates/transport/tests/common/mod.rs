@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use izar_ring::{RingGeometry, RingOptions};
 use izar_transport::client::{ClientOptions, GeneratedToken, Progress, RequestHandle, RingClient};
+use izar_transport::mock_engine::{MockEngine, MockOptions, Reply, ReplyEnd, ReplyTokens};
 use izar_transport::{EngineEnd, InProcess, SharedMemory, Transport};
 
 /// Long enough for a machine that is busy with something else.
@@ -179,4 +180,26 @@ pub fn spawn_self(test: &str, argument: &str) -> Child {
         .stdout(Stdio::null())
         .spawn()
         .expect("start a second process")
+}
+
+/// Runs `check` over every transport with a mock engine behind it.
+pub fn with_mock(
+    ring: &RingOptions,
+    client: ClientOptions,
+    mock: MockOptions,
+    check: impl Fn(RingClient, &MockEngine),
+) {
+    for pair in pairs(ring) {
+        println!("{}", pair.kind);
+        let engine = MockEngine::serve(pair.engine, mock.clone());
+        check(connect(pair.near, client.clone()), &engine);
+    }
+}
+
+/// Says these tokens, then nothing until it is cancelled.
+pub fn hanging_after(tokens: Vec<u32>) -> MockOptions {
+    MockOptions::scripted(move |_, _| Reply {
+        tokens: ReplyTokens::List(tokens.clone()),
+        end: ReplyEnd::Hang,
+    })
 }
