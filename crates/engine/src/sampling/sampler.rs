@@ -38,12 +38,16 @@ pub struct Sampler {
 impl Sampler {
     /// Scratch for rows of `vocab_size` logits (at most 2^22): about 20 bytes a token. Nothing is allocated later.
     pub fn new(vocab_size: usize) -> Self {
+        Self::at_level(Level::best(), vocab_size)
+    }
+
+    fn at_level(level: Level, vocab_size: usize) -> Self {
         assert!(
             (1..=1 << 22).contains(&vocab_size),
             "vocab_size {vocab_size} is not in 1..=2^22"
         );
         Self {
-            level: Level::best(),
+            level,
             vocab_size,
             maxima: vec![[0.0; GROUPS]; vocab_size.div_ceil(BLOCK)],
             candidates: Candidates::new(vocab_size),
@@ -234,5 +238,55 @@ impl Sampler {
             return Err(SampleError::NonFinite);
         }
         Ok((found.max > f32::NEG_INFINITY).then_some(found.max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::params::{SamplingParams, TokenLists};
+    use super::super::row::RowLimits;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Tokens of a few steps of a sequence that uses masks and penalties.
+    fn tokens_at(level: Level, logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+        let limits = RowLimits {
+            vocab_size: logits.len(),
+            max_model_len: 64,
+            max_logprobs: 0,
+        };
+        let mut row = RowState::new(limits);
+        let bound = row.bind(params, &TokenLists::default(), &[0, 1], []);
+        bound.expect("valid parameters");
+        let grammar = vec![0xF7FF_FFEF; logits.len().div_ceil(32)];
+        let mut sampler = Sampler::at_level(level, logits.len());
+        let step = |n| {
+            let mut logits = logits.to_vec();
+            let grammar = (n % 2 == 0).then_some(&grammar[..]);
+            sampler
+                .sample(&mut logits, &mut row, grammar)
+                .expect("finite logits")
+        };
+        (0..6).map(step).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_instruction_set_gives_the_same_tokens(
+            logits in prop::collection::vec(-8f32..8.0, 8..5000),
+            temperature in prop_oneof![1 => Just(0f32), 4 => 0.1f32..3.0],
+            top_p in prop_oneof![1 => Just(1f32), 2 => 0.1f32..1.0],
+            top_k in prop_oneof![1 => Just(0u32), 1 => 1u32..2000],
+            min_p in prop_oneof![1 => Just(0f32), 1 => 0f32..0.3],
+            seed: u64,
+        ) {
+            let params = SamplingParams {
+                temperature, top_p, top_k, min_p, seed, repetition_penalty: 1.3, ..Default::default()
+            };
+            let expected = tokens_at(Level::best(), &logits, &params);
+            for level in Level::available() {
+                prop_assert_eq!(&tokens_at(level, &logits, &params), &expected, "{:?}", level);
+            }
+        }
     }
 }

@@ -107,8 +107,8 @@ impl<const N: usize> Simd for Array<N> {
     }
     #[inline(always)]
     fn widening_mul(self, a: [u32; N], b: u32) -> ([u32; N], [u32; N]) {
-        let product = a.map(|a| u64::from(a) * u64::from(b));
-        (product.map(|p| p as u32), product.map(|p| (p >> 32) as u32))
+        let high = a.map(|a| ((u64::from(a) * u64::from(b)) >> 32) as u32);
+        (a.map(|a| a.wrapping_mul(b)), high)
     }
     #[inline(always)]
     fn compress(self, bits: u32, x: [u32; N]) -> [u32; N] {

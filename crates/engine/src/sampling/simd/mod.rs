@@ -100,6 +100,10 @@ macro_rules! kernel {
         #[allow(clippy::too_many_arguments, reason = "the level comes on top of the kernel's own")]
         $vis fn $name(level: $crate::sampling::simd::Level, $($arg: $ty),*) $(-> $ret)? {
             use $crate::sampling::simd;
+            #[inline(never)]
+            fn portable(simd: simd::Array<4>, $($arg: $ty),*) $(-> $ret)? {
+                $body(simd, $($arg),*)
+            }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(simd: simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
@@ -111,7 +115,7 @@ macro_rules! kernel {
                 $body(simd, $($arg),*)
             }
             match level {
-                simd::Level::Portable(simd) => $body(simd, $($arg),*),
+                simd::Level::Portable(simd) => portable(simd, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: a value of `Avx2` exists only where its `detect` found every feature enabled above.
                 simd::Level::Avx2(simd) => unsafe { avx2(simd, $($arg),*) },
