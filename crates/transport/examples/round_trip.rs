@@ -77,29 +77,28 @@ fn first_token(kind: &str) {
     print_percentiles("submit → first token, engine idle", trip_ns);
 }
 
-/// Processor time of the calling thread, or of the thread of this process called `name`.
+/// Processor time of the thread of this process called `name`, or of the calling one.
 fn cpu_time(name: Option<&str>) -> Duration {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let own = std::fs::read_link("/proc/thread-self").expect("Linux");
-    for task in tasks.flatten() {
-        let path = task.path();
-        let is_it = match name {
-            Some(name) => {
-                std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name)
-            }
-            None => path.file_name() == own.file_name(),
-        };
-        if is_it {
+    loop {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let own = std::fs::read_link("/proc/thread-self").expect("Linux");
+        let found = tasks
+            .flatten()
+            .map(|task| task.path())
+            .find(|path| match name {
+                Some(name) => {
+                    std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name)
+                }
+                None => path.file_name() == own.file_name(),
+            });
+        if let Some(path) = found {
             let stat = std::fs::read_to_string(path.join("schedstat")).expect("schedstat");
-            let ns: u64 = stat
-                .split(' ')
-                .next()
-                .and_then(|ns| ns.parse().ok())
-                .expect("a number");
-            return Duration::from_nanos(ns);
+            let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+            return Duration::from_nanos(ns.expect("a number"));
         }
+        // A thread takes its name when it first runs.
+        std::thread::yield_now();
     }
-    panic!("no thread called {name:?}");
 }
 
 /// Wakes one thread for many requests, and counts.

@@ -303,7 +303,7 @@ fn cancelling_ends_the_stream_and_dropping_frees_everything() {
         |client, engine| {
             let mut cancelled = client.submit(&Submission::new(&[1], 10)).expect("submit");
             let dropped = client.submit(&Submission::new(&[1], 10)).expect("submit");
-            eventually("both run", || engine.stats().num_running == 2);
+            eventually("both have said all", || engine.stats().output_tokens == 4);
             cancelled.cancel().expect("reachable");
             drop(dropped);
             let (tokens, finish) = collect(&mut cancelled);
