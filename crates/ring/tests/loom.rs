@@ -2,14 +2,17 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p izar-ring --test loom --release`. Words are loom's
 //! atomics; payload bytes are shadowed by loom cells, so a payload that is read before the edge that
-//! publishes it fails the test even if its bytes happen to be right.
+//! publishes it fails the test even if its bytes happen to be right. The loops yield because loom
+//! prunes orders in which a thread loads a word that its own next store conflicts over.
 #![cfg(loom)]
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use common::{FrontEnd, INFO, OPTIONS, events, output};
 use izar_ring::*;
-use loom::thread::{Builder, JoinHandle};
+use loom::thread::{Builder, JoinHandle, yield_now};
 
 /// One lease of one slot: enough for every edge between one front end and the engine.
 const GEOMETRY: RingGeometry = RingGeometry {
@@ -33,6 +36,27 @@ fn engine() -> EngineRing {
     engine
 }
 
+/// Whether any execution got to a place. Not loom's: it lives across executions.
+struct Reached(AtomicBool);
+
+impl Reached {
+    const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    fn mark(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Fails if no execution got there: the test would show nothing.
+    fn assert(&self) {
+        assert!(
+            self.0.load(Ordering::Relaxed),
+            "no execution got to what this test is about"
+        );
+    }
+}
+
 /// Explores `body` with at most `preemptions` forced switches per execution, on a stack an engine fits.
 fn explore(preemptions: usize, body: fn()) {
     let mut model = loom::model::Builder::new();
@@ -54,15 +78,22 @@ fn front_end(engine: &mut EngineRing) -> FrontEnd {
 
 #[test]
 fn claimed_request_is_complete() {
+    static REACHED: Reached = Reached::new();
     explore(4, || {
         let mut engine = engine();
         let mut front_end = front_end(&mut engine);
-        let submitter = spawn(move || front_end.submit(SLOT));
+        let submitter = spawn(move || {
+            // A doorbell rung for nothing: the submit word must carry its payload by itself.
+            front_end.ring_doorbell();
+            front_end.submit(SLOT)
+        });
         let mut submitted = false;
         for _ in 0..2 {
             submitted |= !events(|f| engine.scan(f)).is_empty();
+            yield_now();
         }
         if submitted {
+            REACHED.mark();
             assert_eq!(engine.claim(SLOT, 0).unwrap().request_id, 1001);
             assert_eq!(engine.prompt(SLOT), [3, 4]);
         }
@@ -74,16 +105,22 @@ fn claimed_request_is_complete() {
             );
         }
     });
+    REACHED.assert();
 }
 
 #[test]
 fn published_tokens_are_readable_and_the_final_state_brings_the_final_count() {
+    static REACHED: Reached = Reached::new();
     explore(3, || {
         let mut engine = engine();
         let mut front_end = front_end(&mut engine);
         let generation = front_end.submit(SLOT);
         engine.scan(&mut |_| ());
-        let reader = spawn(move || read_twice(&front_end, generation));
+        let reader = spawn(move || {
+            if read_twice(&front_end, generation) {
+                REACHED.mark();
+            }
+        });
         engine.claim(SLOT, 5).unwrap();
         engine.publish_token(SLOT, output(7), None);
         engine.publish_token(SLOT, output(8), None);
@@ -94,11 +131,13 @@ fn published_tokens_are_readable_and_the_final_state_brings_the_final_count() {
         engine.complete(SLOT, FinishReason::Length, &result);
         reader.join().unwrap();
     });
+    REACHED.assert();
 }
 
-/// Looks at a request that produces 7 and 8, and reads whatever it may.
-fn read_twice(front_end: &FrontEnd, generation: u32) {
+/// Looks at a request that produces 7 and 8, reads whatever it may, and says whether it saw the end.
+fn read_twice(front_end: &FrontEnd, generation: u32) -> bool {
     let mut least = 0;
+    let mut seen_end = false;
     for _ in 0..2 {
         let (num_generated, completed) = match front_end.observe(SLOT, generation) {
             Observation::Unclaimed => (0, false),
@@ -119,12 +158,16 @@ fn read_twice(front_end: &FrontEnd, generation: u32) {
         }
         if completed {
             assert_eq!(front_end.result(SLOT).completed_ns, 9);
+            seen_end = true;
         }
+        yield_now();
     }
+    seen_end
 }
 
 #[test]
 fn recycled_slot_is_reused_without_touching_what_is_still_read() {
+    static REACHED: Reached = Reached::new();
     explore(3, || {
         let mut engine = engine();
         let mut front_end = front_end(&mut engine);
@@ -138,8 +181,13 @@ fn recycled_slot_is_reused_without_touching_what_is_still_read() {
             assert_eq!(front_end.result(SLOT).generation, generation);
             front_end.recycle(SLOT, generation);
             // Reuse at once if the engine has been quick: new record, new prompt, same bytes.
-            if front_end.next_generation(SLOT).is_some() {
-                assert_eq!(front_end.submit(SLOT), 2);
+            for _ in 0..2 {
+                if front_end.next_generation(SLOT) == Some(2) {
+                    assert_eq!(front_end.submit(SLOT), 2);
+                    REACHED.mark();
+                    break;
+                }
+                yield_now();
             }
             front_end
         });
@@ -147,6 +195,7 @@ fn recycled_slot_is_reused_without_touching_what_is_still_read() {
         assert_eq!(engine.prompt(SLOT), [3, 4]);
         for _ in 0..2 {
             serve(&mut engine, 20);
+            yield_now();
         }
         let mut front_end = reader.join().unwrap();
         serve(&mut engine, 20);
@@ -166,6 +215,7 @@ fn recycled_slot_is_reused_without_touching_what_is_still_read() {
         assert_eq!(front_end.observe(SLOT, 2), completed);
         assert_eq!(front_end.token(SLOT, 0).token, 20);
     });
+    REACHED.assert();
 }
 
 /// One round of an engine that finishes every request with one token.
@@ -180,6 +230,7 @@ fn serve(engine: &mut EngineRing, token: u32) {
 
 #[test]
 fn late_reader_never_takes_one_generation_for_another() {
+    static REACHED: Reached = Reached::new();
     explore(3, || {
         let mut engine = engine();
         let mut owner = front_end(&mut engine);
@@ -197,9 +248,11 @@ fn late_reader_never_takes_one_generation_for_another() {
                     }
                     // The final count is gone already: the slot only looks unfinished.
                     Observation::Running { num_generated, .. } => assert_eq!(num_generated, 0),
-                    Observation::Emptied | Observation::Lost => (),
+                    Observation::Emptied => (),
+                    Observation::Lost => REACHED.mark(),
                     other => panic!("{other:?}"),
                 }
+                yield_now();
             }
         });
         owner.recycle(SLOT, 1);
@@ -212,6 +265,7 @@ fn late_reader_never_takes_one_generation_for_another() {
         engine.complete(SLOT, FinishReason::Length, &SlotResult::default());
         late.join().unwrap();
     });
+    REACHED.assert();
 }
 
 /// Somebody who reads progress and has no say in the slot.
@@ -238,6 +292,7 @@ impl FrontEndView {
 
 #[test]
 fn cancellation_is_seen_once_or_came_too_late() {
+    static REACHED: Reached = Reached::new();
     explore(4, || {
         let mut engine = engine();
         let mut front_end = front_end(&mut engine);
@@ -251,8 +306,10 @@ fn cancellation_is_seen_once_or_came_too_late() {
         let mut num_cancelled = 0;
         for _ in 0..2 {
             num_cancelled += events(|f| engine.scan(f)).len();
+            yield_now();
         }
         let reason = if num_cancelled > 0 {
+            REACHED.mark();
             FinishReason::Cancelled
         } else {
             FinishReason::Stop
@@ -272,10 +329,12 @@ fn cancellation_is_seen_once_or_came_too_late() {
             [SlotEvent::Recycled { slot: SLOT }]
         );
     });
+    REACHED.assert();
 }
 
 #[test]
 fn lease_passes_on_without_sharing_the_arena() {
+    static REACHED: Reached = Reached::new();
     explore(3, || {
         let mut engine = engine();
         let mut first = front_end(&mut engine);
@@ -289,8 +348,10 @@ fn lease_passes_on_without_sharing_the_arena() {
                 if let Some(mut heir) = FrontEnd::claim(&memory, &layout, LEASE) {
                     // Loom fails this write if the engine can still publish the orphan's token.
                     heir.submit(SLOT);
+                    REACHED.mark();
                     return Some(heir);
                 }
+                yield_now();
             }
             None
         });
@@ -301,6 +362,7 @@ fn lease_passes_on_without_sharing_the_arena() {
                 break;
             }
             assert_eq!(engine.prompt(SLOT), [3, 4]);
+            yield_now();
         }
         engine.publish_token(SLOT, output(7), None);
         engine.complete(SLOT, FinishReason::Cancelled, &SlotResult::default());
@@ -308,6 +370,7 @@ fn lease_passes_on_without_sharing_the_arena() {
         let submitted = events(|f| engine.scan(f)).contains(&SlotEvent::Submitted { slot: SLOT });
         assert_eq!(submitted, heir.is_some());
     });
+    REACHED.assert();
 }
 
 #[test]
@@ -323,12 +386,14 @@ fn two_front_ends_never_hold_one_lease() {
 
 #[test]
 fn front_end_that_finds_the_magic_finds_the_ring() {
+    static REACHED: Reached = Reached::new();
     explore(4, || {
         let layout = RingLayout::new(GEOMETRY).unwrap();
         let memory = RingMemory::modelled(&layout);
         let theirs = memory.clone();
         let connecting = spawn(move || {
             if theirs.read_word(0).unwrap() == RING_MAGIC {
+                REACHED.mark();
                 let mut bytes = [0; HEADER_BYTES as usize];
                 theirs.read(0, &mut bytes).unwrap();
                 let header = Header::decode(&bytes);
@@ -342,15 +407,18 @@ fn front_end_that_finds_the_magic_finds_the_ring() {
         EngineRing::create(memory, &options, slot_table(1)).unwrap();
         connecting.join().unwrap();
     });
+    REACHED.assert();
 }
 
 #[test]
 fn submission_that_races_with_its_leases_end_is_refused_or_ignored() {
+    static REACHED: Reached = Reached::new();
     explore(3, || {
         let mut engine = engine();
         let mut doomed = front_end(&mut engine);
         let submitter = spawn(move || doomed.submit(SLOT));
         let mut seen = events(|f| engine.scan(f));
+        yield_now();
         for look in 1..=8 {
             let now_ns = look * OPTIONS.lease_timeout_ns / 4;
             seen.extend(events(|f| engine.reap_expired_leases(now_ns, f)));
@@ -360,6 +428,7 @@ fn submission_that_races_with_its_leases_end_is_refused_or_ignored() {
         // Otherwise ignored: the slot never left EMPTY.
         if !seen.is_empty() {
             let slot = SLOT;
+            REACHED.mark();
             assert_eq!(
                 seen,
                 [SlotEvent::Submitted { slot }, SlotEvent::Cancelled { slot }]
@@ -375,4 +444,5 @@ fn submission_that_races_with_its_leases_end_is_refused_or_ignored() {
         };
         assert_eq!(heir.observe(SLOT, generation), completed);
     });
+    REACHED.assert();
 }
