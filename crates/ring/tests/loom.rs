@@ -238,8 +238,8 @@ fn late_reader_never_takes_one_generation_for_another() {
         serve(&mut engine, 7);
         let reader = FrontEndView::of(&owner);
         let late = spawn(move || {
-            for _ in 0..2 {
-                match reader.observe(1) {
+            for status_first in [true, false] {
+                match reader.observe(1, status_first) {
                     Observation::Completed {
                         reason,
                         num_generated,
@@ -282,11 +282,19 @@ impl FrontEndView {
         }
     }
 
-    /// Reads the two words separately, count first: the order a torn bulk read may have.
-    fn observe(&self, generation: u32) -> Observation {
-        let count = self.memory.read_word(self.offset + 8).unwrap();
-        let status = self.memory.read_word(self.offset).unwrap();
-        observe(status, count, generation)
+    /// Reads the two words separately, in one order or the other, as a torn bulk read may.
+    fn observe(&self, generation: u32, status_first: bool) -> Observation {
+        let read = |offset| self.memory.read_word(offset).unwrap();
+        let (status, count) = (self.offset, self.offset + 8);
+        if status_first {
+            let status = read(status);
+            yield_now();
+            observe(status, read(count), generation)
+        } else {
+            let count = read(count);
+            yield_now();
+            observe(read(status), count, generation)
+        }
     }
 }
 
