@@ -4,14 +4,20 @@
 //! lease whose doorbell moved is given beside the time that merely loading the words it needs takes,
 //! which is its floor.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
+#[path = "../tests/common/front_end.rs"]
+mod front_end;
+#[path = "../tests/common/heap.rs"]
+mod heap;
+#[path = "../tests/common/options.rs"]
+mod options;
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use common::{FrontEnd, Heap, INFO, OPTIONS};
+use front_end::FrontEnd;
+use heap::Heap;
 use izar_ring::*;
+use options::{INFO, OPTIONS};
 
 const ROUNDS: usize = 200;
 const REPEATS: u32 = 100;

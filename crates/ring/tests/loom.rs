@@ -72,6 +72,8 @@ fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandl
 /// A front end holding the lease, known to the engine.
 fn front_end(engine: &mut EngineRing) -> FrontEnd {
     let front_end = FrontEnd::claim(engine.memory(), engine.layout(), LEASE).unwrap();
+    assert_eq!(front_end.slot(0), SLOT);
+    front_end.beat(1);
     engine.scan(&mut |_| ());
     front_end
 }

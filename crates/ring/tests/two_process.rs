@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use common::{FrontEnd, OPTIONS, SMALL, engine, output};
+use common::{FrontEnd, OPTIONS, SMALL, engine, events, output};
 use izar_ring::*;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -132,6 +132,7 @@ fn live_until(stage: Stage, shared: &Shared, layout: &RingLayout) -> i32 {
     let shared = shared.again();
     let memory = shared.memory();
     let mut front_end = FrontEnd::claim(&memory, layout, LEASE).expect("lease is free");
+    front_end.beat(1);
     reach(stage, &mut front_end);
     memory
         .write_flag(owner_offset(layout), stage as u64)
@@ -227,15 +228,16 @@ fn drive(engine: &mut EngineRing, stage: Stage) {
 
 /// Lets the lease expire and ends what that cancels; returns the slots reported.
 fn reap(engine: &mut EngineRing, now_ns: &mut u64) -> Vec<SlotIdx> {
-    let mut cancelled = Vec::new();
+    let mut seen = Vec::new();
     for _ in 0..8 {
         *now_ns += OPTIONS.lease_timeout_ns / 4;
-        engine.reap_expired_leases(*now_ns, &mut |event| match event {
-            SlotEvent::Cancelled { slot } => cancelled.push(slot),
-            other => panic!("{other:?}"),
-        });
+        seen.extend(events(|f| engine.reap_expired_leases(*now_ns, f)));
     }
-    cancelled
+    let cancelled = |event| match event {
+        SlotEvent::Cancelled { slot } => slot,
+        other => panic!("{other:?}"),
+    };
+    seen.into_iter().map(cancelled).collect()
 }
 
 /// The next front end: a whole request in the same slot, then the lease is let go.
@@ -243,6 +245,7 @@ fn inherit(shared: &Shared, layout: &RingLayout) -> i32 {
     let shared = shared.again();
     let memory = shared.memory();
     let mut front_end = FrontEnd::claim(&memory, layout, LEASE).expect("lease came back");
+    front_end.beat(2);
     let slot = front_end.slot(0);
     let generation = front_end.submit(slot);
     let completed = Observation::Completed {

@@ -1,11 +1,8 @@
 //! Everything a front end writes is checked: one broken field each, and what must come of it.
-#![cfg(not(loom))]
-
-mod common;
-
 use std::ops::Range;
 
-use common::{FrontEnd, Heap, SMALL, engine, events};
+use crate::common::{FrontEnd, SMALL, engine, events};
+use crate::heap::Heap;
 use izar_ring::*;
 
 const OK: Result<(), BadRequest> = Ok(());
@@ -287,7 +284,7 @@ fn record_changed_after_the_claim_changes_nothing() {
         .memory
         .write(front_end.layout.request_offset(slot), &hostile.encode())
         .unwrap();
-    engine.publish_token(slot, common::output(5), None);
+    engine.publish_token(slot, crate::common::output(5), None);
     assert_eq!(engine.request(slot), claimed);
     assert_eq!(engine.prompt(slot), [3, 4]);
     assert_eq!(front_end.token(slot, 0).token, 5);

@@ -1,9 +1,6 @@
 //! Who may use which slots: claiming, letting go, dying, and an engine that is replaced.
-#![cfg(not(loom))]
-
-mod common;
-
-use common::{FrontEnd, Heap, OPTIONS, SMALL, engine, events, output};
+use crate::common::{FrontEnd, OPTIONS, SMALL, engine, events, output};
+use crate::heap::Heap;
 use izar_ring::*;
 
 const LEASE: LeaseIdx = LeaseIdx(1);
@@ -118,7 +115,7 @@ fn dead_front_ends_slots_come_back_whatever_their_state() {
         ..OPTIONS
     };
     let mut engine = EngineRing::create(heap.memory(), &options, slot_table(16)).unwrap();
-    engine.describe(&common::INFO);
+    engine.describe(&crate::common::INFO);
     let mut front_end = claim(&engine).unwrap();
     let slots: Vec<SlotIdx> = (0..8).map(|i| front_end.slot(i)).collect();
     let [
@@ -278,7 +275,7 @@ fn new_engine_fails_what_ran_and_keeps_what_was_done_or_pending() {
     drop(old);
 
     let mut new = EngineRing::adopt(heap.memory(), 8, slot_table(SMALL.num_slots)).unwrap();
-    new.describe(&common::INFO);
+    new.describe(&crate::common::INFO);
     let restarted = FinishReason::Error(EngineError::EngineRestarted);
     let completed = |reason, num_generated| Observation::Completed {
         reason,

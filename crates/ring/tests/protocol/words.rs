@@ -1,6 +1,4 @@
 //! Words, records and layouts say what was put into them, and nothing else passes for them.
-#![cfg(not(loom))]
-
 use izar_ring::*;
 use proptest::prelude::*;
 

@@ -1,12 +1,9 @@
 //! No operation of the engine's side allocates.
-#![cfg(not(any(loom, miri)))]
-
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::{FrontEnd, Heap, INFO, OPTIONS, SMALL, output};
+use crate::common::{FrontEnd, INFO, OPTIONS, SMALL, output};
+use crate::heap::Heap;
 use izar_ring::*;
 
 struct Counting;

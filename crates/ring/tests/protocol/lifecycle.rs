@@ -1,9 +1,6 @@
 //! One request's life, claim by claim.
-#![cfg(not(loom))]
-
-mod common;
-
-use common::{FrontEnd, Heap, OPTIONS, SMALL, engine, events, output};
+use crate::common::{FrontEnd, OPTIONS, SMALL, engine, events, output};
+use crate::heap::Heap;
 use izar_ring::*;
 
 const LEASE: LeaseIdx = LeaseIdx(0);
@@ -384,7 +381,7 @@ fn long_model_name_is_cut_at_a_character() {
     let name = format!("x{}", "é".repeat(200));
     engine.describe(&EngineInfo {
         model_name: &name,
-        ..common::INFO
+        ..crate::common::INFO
     });
     let mut bytes = [0; HEADER_BYTES as usize];
     front_end.memory.read(0, &mut bytes).unwrap();

@@ -1,13 +1,10 @@
 //! The ring against its model: the same random operations on both, the same answers from both.
-#![cfg(not(loom))]
-
-#[path = "../common/mod.rs"]
-mod common;
 mod model;
 
 use std::cell::RefCell;
 
-use common::{Heap, OPTIONS, SMALL, engine, events, output};
+use crate::common::{OPTIONS, SMALL, engine, events, output};
+use crate::heap::Heap;
 use izar_ring::*;
 use model::Model;
 use proptest::prelude::*;
@@ -238,7 +235,7 @@ impl World {
         self.model.slots[slot].submit = word;
         let idx = SlotIdx(slot as u32);
         let lease = self.layout.lease_of(idx);
-        let share = u64::from(idx.0 - self.layout.lease_slots(lease).start) * common::SHARE;
+        let share = u64::from(idx.0 - self.layout.lease_slots(lease).start) * crate::common::SHARE;
         let prompt = Span {
             offset: self.layout.lease_input(lease).start + share,
             len: 2,
