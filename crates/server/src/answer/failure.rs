@@ -14,7 +14,7 @@ pub fn of_request(error: &RequestError) -> ApiError {
         RequestError::EngineFailed(_) => unavailable("it has failed"),
         RequestError::LeaseRevoked => unavailable("it took this front end for dead"),
         RequestError::Transport(_) => unavailable("its memory cannot be reached"),
-        RequestError::CorruptRing(_) => ApiError::EngineFailed {
+        RequestError::CorruptRing(_) | RequestError::ReaderFailed => ApiError::EngineFailed {
             reason: error.to_string(),
             client_fault: false,
         },
