@@ -1,6 +1,6 @@
 //! Exact selection without sorting: the k-th largest value, and the value at which a falling sum of masses reaches a target.
 
-/// Bits of a value looked at in each round of radix selection: 11, 11 and 10 make 32.
+/// Bits of a value looked at in each round of radix selection: 11, 11 and 10 make 32. Also the number of buckets.
 const DIGIT_BITS: u32 = 11;
 
 /// Up to this many values are sorted instead: less work than clearing the histograms.
@@ -36,54 +36,73 @@ impl Selection {
     ///
     /// `masses` are those of the values and stay below 2^53 in total, so that comparing with `target` is exact.
     pub fn threshold(&mut self, values: &[f32], masses: &[u32], target: f64) -> f32 {
-        let key = if values.len() <= MAX_SORTED {
-            sorted_threshold(values, masses, target)
-        } else {
-            self.radix_threshold(values, masses, target)
-        };
-        value_of_falling_key(key)
+        let pairs = |i: u32| (values[i as usize], masses[i as usize]);
+        if values.len() <= MAX_SORTED {
+            return sorted_threshold((0..values.len() as u32).map(pairs), 0, target);
+        }
+        let above = self.narrow(values, masses, target);
+        if self.keys.len() <= MAX_SORTED {
+            return sorted_threshold(self.keys.iter().copied().map(pairs), above, target);
+        }
+        self.radix_threshold(values, masses, above, target)
     }
 
-    fn radix_threshold(&mut self, values: &[f32], masses: &[u32], target: f64) -> u32 {
-        // The first round sees all values, the next only those that share the digit found.
+    /// Leaves in `keys` the indices of the values in whose bucket the sum reaches the target, and returns the sum above it.
+    fn narrow(&mut self, values: &[f32], masses: &[u32], target: f64) -> u64 {
         self.histogram.fill(0);
         for (&value, &mass) in values.iter().zip(masses) {
-            self.histogram[(falling_key(value) >> (32 - DIGIT_BITS)) as usize] += u64::from(mass);
+            self.histogram[bucket(value)] += u64::from(mass);
         }
-        let (digit, mut above) = reach(&self.histogram[..], 0, target);
-        let mut prefix = (digit as u32) << (32 - DIGIT_BITS);
+        let (found, above) = reach(&self.histogram[..], 0, target);
+        let indices = (0u32..)
+            .zip(values)
+            .filter(|&(_, &value)| bucket(value) == found);
         self.keys.clear();
-        self.keys
-            .extend((0u32..).zip(values).filter_map(|(i, &value)| {
-                (falling_key(value) >> (32 - DIGIT_BITS) == digit as u32).then_some(i)
-            }));
-        for (known, shift) in [(21, 10), (10, 0)] {
+        self.keys.extend(indices.map(|(i, _)| i));
+        above
+    }
+
+    /// The threshold among the values whose indices are in `keys`, found bit by bit.
+    fn radix_threshold(&mut self, values: &[f32], masses: &[u32], above: u64, target: f64) -> f32 {
+        let (mut prefix, mut above) = (0, above);
+        for (known, shift) in [(32, 21), (21, 10), (10, 0)] {
             let digit_mask = (1 << (known - shift)) - 1;
             self.histogram.fill(0);
             for &i in &self.keys {
                 let key = falling_key(values[i as usize]);
-                if (key ^ prefix) >> known == 0 {
-                    self.histogram[(key >> shift) as usize & digit_mask] +=
-                        u64::from(masses[i as usize]);
+                if u64::from(key ^ prefix) >> known == 0 {
+                    let digit = (key >> shift) as usize & digit_mask;
+                    self.histogram[digit] += u64::from(masses[i as usize]);
                 }
             }
             let (digit, before) = reach(&self.histogram[..], above, target);
             above = before;
             prefix |= (digit as u32) << shift;
         }
-        prefix
+        value_of_falling_key(prefix)
     }
 }
 
-fn sorted_threshold(values: &[f32], masses: &[u32], target: f64) -> u32 {
-    let mut pairs = [0u64; MAX_SORTED];
-    let pairs = &mut pairs[..values.len()];
-    for (pair, (&value, &mass)) in pairs.iter_mut().zip(values.iter().zip(masses)) {
-        *pair = u64::from(falling_key(value)) << 32 | u64::from(mass);
+/// The threshold among at most [`MAX_SORTED`] values and their masses, `above` being the sum before them.
+fn sorted_threshold(pairs: impl Iterator<Item = (f32, u32)>, above: u64, target: f64) -> f32 {
+    let mut sorted = [0u64; MAX_SORTED];
+    let mut len = 0;
+    for ((value, mass), slot) in pairs.zip(&mut sorted) {
+        *slot = u64::from(falling_key(value)) << 32 | u64::from(mass);
+        len += 1;
     }
-    pairs.sort_unstable();
-    let (at, _) = reach(pairs.iter().map(|pair| pair & 0xFFFF_FFFF), 0, target);
-    (pairs[at] >> 32) as u32
+    let sorted = &mut sorted[..len];
+    sorted.sort_unstable();
+    let (at, _) = reach(sorted.iter().map(|pair| pair & 0xFFFF_FFFF), above, target);
+    value_of_falling_key((sorted[at] >> 32) as u32)
+}
+
+/// A bucket that never falls as the value does. The values that weigh anything, 0 to -23, are spread over all buckets.
+#[inline(always)]
+fn bucket(value: f32) -> usize {
+    const LAST: usize = (1 << DIGIT_BITS) - 1;
+    // The conversion saturates: what is above 0 shares the first bucket.
+    ((value * (LAST as f32 / -23.0)) as usize).min(LAST)
 }
 
 /// Where a sum that starts at `before` reaches the target, or the last place that adds to it; and the sum before that place.
@@ -154,7 +173,12 @@ mod tests {
 
         #[test]
         fn threshold_equals_a_sorted_walk(
-            values in prop_oneof![values(MAX_SORTED), values(3000)],
+            values in prop_oneof![
+                values(MAX_SORTED),
+                values(3000),
+                // All in one bucket.
+                prop::collection::vec(-4.001f32..-4.0, MAX_SORTED + 1..3000),
+            ],
             seed: u32,
             fraction in 0f64..1.2,
         ) {
