@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release -p izar-engine --example bench_sampling`
 //!
-//! Logits look like a language model's: a bell of unlikely tokens and a few likely ones (`peaked`), or only the bell (`flat`).
-//! Every row is restored before it is sampled, so that it is in the cache as it is after the projection that computed it.
-//! The last column is the time over that of reading the row once, which is the floor for any sampler.
+//! Logits look like a language model's: a bell of unlikely tokens and a few likely ones (`peaked`),
+//! or only the bell (`flat`). Every row is restored before it is sampled, so that it is in the
+//! cache as it is after the projection that computed it. The last column is the time over that of
+//! reading the row once, which is the floor for any sampler.
 
 use izar_engine::sampling::{
     Draws, RowLimits, RowState, Sampler, SamplingParams, TokenLists, elementary,
@@ -130,7 +131,8 @@ fn bench(logits: &[f32], params: &SamplingParams) -> f64 {
 }
 
 fn flat(vocab_size: usize) -> Vec<f32> {
-    // Three words make a bell: the sum of uniforms is close to normal, here with a deviation of about 2.5.
+    // Three words make a bell: the sum of uniforms is close to normal, here with a deviation of
+    // about 2.5.
     let draws = Draws {
         key: [1, 2],
         position: 0,
@@ -168,7 +170,8 @@ fn peaked(vocab_size: usize) -> Vec<f32> {
     logits
 }
 
-/// The best time of reading the row once, in nanoseconds: comparing it with itself, by the C library's vector code.
+/// The best time of reading the row once, in nanoseconds: comparing it with itself, by the C
+/// library's vector code.
 fn time_of_reading(logits: &[f32]) -> f64 {
     let words: Vec<u32> = logits.iter().map(|x| x.to_bits()).collect();
     let mut best = f64::INFINITY;

@@ -12,7 +12,8 @@ thread_local! {
     static NUM_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is passed on to the system allocator; counting in a thread-local without a destructor allocates nothing.
+// SAFETY: everything is passed on to the system allocator; counting in a thread-local without a
+// destructor allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         NUM_ALLOCATIONS.with(|count| count.set(count.get() + 1));

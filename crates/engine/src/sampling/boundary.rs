@@ -1,14 +1,20 @@
-//! How far a decision is from being another one: the margin that comparisons between batch shapes, ranks and devices need.
+//! How far a decision is from being another one: the margin that comparisons between batch shapes,
+//! ranks and devices need.
 //!
-//! The same model computes slightly different logits in another batch. Where two runs disagree on a token, the question is
-//! whether noise explains it. The *margin* answers: as long as no difference between two logits of the row changes by the
-//! margin or more, the token stays. Noise of up to ε on every logit changes differences by up to 2ε; it cannot change a token
-//! whose margin is above 2ε. For greedy rows the margin is the familiar one, the largest logit minus the second.
+//! The same model computes slightly different logits in another batch. Where two runs disagree on a
+//! token, the question is whether noise explains it. The *margin* answers: as long as no difference
+//! between two logits of the row changes by the margin or more, the token stays. Noise of up to ε
+//! on every logit changes differences by up to 2ε; it cannot change a token whose margin is above
+//! 2ε. For greedy rows the margin is the familiar one, the largest logit minus the second.
 //!
-//! For a sampled row three things could happen, and the margin is the least change that allows one: another kept token's score
-//! overtakes the winner's; the winner falls to min-p, top-k or top-p; or a token that was cut comes back and wins. Top-p is a
-//! sum, so its part is an interval estimate: masses are moved against the winner by the whole change. The result is
-//! a lower bound, exact where no cut is near. Not for the hot path: it sorts the row and allocates.
+//! For a sampled row three things could happen, and the margin is the least change that allows one:
+//! another kept token's score overtakes the winner's; the winner falls to min-p, top-k or top-p; or
+//! a token that was cut comes back and wins. Top-p is a sum, so its part is an interval estimate:
+//! masses are moved against the winner by the whole change. The result is a lower bound, exact
+//! where no cut is near. Not for the hot path: it sorts the row and allocates.
+//!
+//! Margins are of the edited logits: a repetition penalty above 1 has already scaled noise on the
+//! raw ones, down where they are positive and up where they are negative.
 
 use super::candidates::Affine;
 use super::elementary::gumbel;
@@ -20,8 +26,9 @@ use super::race::Draws;
 pub struct Decision {
     /// The token that is sampled.
     pub token: u32,
-    /// Differences between logits (after bias, masks and penalties, before temperature) may change by anything less without
-    /// changing the token. Infinite if no other token is allowed. Not meaningful below a few ulp of the logits.
+    /// Differences between logits (after bias, masks and penalties, before temperature) may change
+    /// by anything less without changing the token. Infinite if no other token is allowed. Not
+    /// meaningful below a few ulp of the logits.
     pub margin: f32,
 }
 
@@ -41,7 +48,8 @@ pub(super) fn sampled_margin(
     token: u32,
 ) -> f32 {
     let race = Race::new(logits, map, params, draws, token);
-    // Above this, exponentials of the change lose all meaning; beyond it the decision is as good as certain.
+    // Above this, exponentials of the change lose all meaning; beyond it the decision is as good as
+    // certain.
     let (mut firm, mut loose) = (0.0, 60.0);
     if race.z.len() == 1 || !race.could_change(loose) {
         return f32::INFINITY;
@@ -65,7 +73,8 @@ struct Race {
     mass: Vec<f64>,
     winner: usize,
     min_p_bound: f64,
-    /// The scaled logits of the last of the first k tokens, and of the next one, which may be equal.
+    /// The scaled logits of the last of the first k tokens, and of the next one, which may be
+    /// equal.
     top_k: Option<(f64, f64)>,
     top_p: f64,
 }
@@ -100,7 +109,8 @@ impl Race {
         }
     }
 
-    /// Whether changes of differences by up to `change` (of scaled logits) could make another token win.
+    /// Whether changes of differences by up to `change` (of scaled logits) could make another token
+    /// win.
     fn could_change(&self, change: f64) -> bool {
         let to_beat = self.scores[self.winner] - change;
         let num_possible = self.num_possible(change);

@@ -1,4 +1,5 @@
-//! The few tokens of a row that still matter: gathered by a bound, cut by a threshold, never sorted as a whole.
+//! The few tokens of a row that still matter: gathered by a bound, cut by a threshold, never sorted
+//! as a whole.
 
 use super::mass;
 use super::scan::{BLOCK, GROUPS, GroupMaxima};

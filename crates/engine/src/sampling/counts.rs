@@ -1,8 +1,9 @@
-//! How often each token occurred in a sequence: a sparse counter that never allocates after construction.
+//! How often each token occurred in a sequence: a sparse counter that never allocates after
+//! construction.
 //!
-//! Distinct tokens stand in a dense list, which is what the penalties walk; an open-addressing table finds a token's place
-//! in it. Both are sized for the longest sequence. Clearing touches only what was used, so pages that no sequence ever
-//! needed stay untouched.
+//! Distinct tokens stand in a dense list, which is what the penalties walk; an open-addressing
+//! table finds a token's place in it. Both are sized for the longest sequence. Clearing touches
+//! only what was used, so pages that no sequence ever needed stay untouched.
 
 /// One distinct token of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,8 @@ pub(super) struct Seen {
 #[derive(Debug)]
 pub(super) struct TokenCounts {
     seen: Vec<Seen>,
-    /// Position in `seen` plus one, by hash of the token; 0 is empty. Linear probing; at most half full.
+    /// Position in `seen` plus one, by hash of the token; 0 is empty. Linear probing; at most half
+    /// full.
     table: Vec<u32>,
 }
 
@@ -30,7 +32,8 @@ impl TokenCounts {
     }
 
     pub fn clear(&mut self) {
-        // Probing stops at the first empty entry, so entries must go in the reverse of the order in which they came.
+        // Probing stops at the first empty entry, so entries must go in the reverse of the order in
+        // which they came.
         while let Some(last) = self.seen.last().copied() {
             let at = self.find(last.token);
             self.table[at] = 0;

@@ -1,7 +1,8 @@
 //! Everything that changes logits before the temperature: bias, masks, penalties, in this order.
 //!
-//! The order is vLLM's where it matters: a bias is added before the repetition penalty looks at the sign, and the
-//! multiplicative penalty comes before the additive ones. Masked tokens get -∞, which no later edit undoes.
+//! The order is vLLM's where it matters: a bias is added before the repetition penalty looks at the
+//! sign, and the multiplicative penalty comes before the additive ones. Masked tokens get -∞, which
+//! no later edit undoes.
 
 use super::row::RowState;
 use super::simd::{Level, Simd, kernel};
@@ -20,7 +21,8 @@ fn masks_stop_ids(row: &RowState) -> bool {
     row.num_generated < row.params.min_tokens && !row.stop_ids.is_empty()
 }
 
-/// Applies all of `row`'s edits to `logits` [vocab_size]. `grammar`: bit `id % 32` of word `id / 32` is set if allowed.
+/// Applies all of `row`'s edits to `logits` (`[vocab_size]`). `grammar`: bit `id % 32` of word `id /
+/// 32` is set if allowed.
 pub(super) fn apply(level: Level, logits: &mut [f32], row: &RowState, grammar: Option<&[u32]>) {
     for pair in &row.logit_bias {
         logits[pair.token as usize] += pair.bias;
@@ -84,7 +86,8 @@ pub(super) fn level_infinite(logits: &mut [f32]) {
 }
 
 kernel! {
-    /// Sets the logits whose bit in `allowed` is clear to -∞. Tokens beyond the mask are not allowed.
+    /// Sets the logits whose bit in `allowed` is clear to -∞. Tokens beyond the mask are not
+    /// allowed.
     fn mask(logits: &mut [f32], allowed: &[u32]) = mask_lanes
 }
 

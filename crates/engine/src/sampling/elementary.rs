@@ -1,12 +1,14 @@
 //! `exp`, `ln` and the Gumbel transform, defined operation by operation.
 //!
-//! Every function here is a fixed sequence of IEEE 754 single-precision additions, multiplications and divisions, each
-//! rounded to nearest, and of integer operations on the bits: no fused multiply-add, no library call. So it gives the same
-//! bits on every CPU and, written with `__fadd_rn`, `__fmul_rn` and `__fdiv_rn`, on a GPU.
+//! Every function here is a fixed sequence of IEEE 754 single-precision additions, multiplications
+//! and divisions, each rounded to nearest, and of integer operations on the bits: no fused
+//! multiply-add, no library call. So it gives the same bits on every CPU and, written with
+//! `__fadd_rn`, `__fmul_rn` and `__fdiv_rn`, on a GPU.
 
 use super::simd::{Array, Simd};
 
-/// Adding this to a number below 2^22 in magnitude rounds it to an integer, which is then in the low bits of the sum.
+/// Adding this to a number below 2^22 in magnitude rounds it to an integer, which is then in the
+/// low bits of the sum.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts, the first with so few bits that its product with a small integer is exact.
@@ -15,7 +17,8 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// `e^z` underflows to a denormal below about -87.3; arguments are raised to this.
 const MIN_EXPONENT: f32 = -87.0;
 
-/// `e^z` for z ≤ 0, within 2 ulp; e^-87 (1.6e-38) for anything below -87, -∞ included, and for what is not a number.
+/// `e^z` for z ≤ 0, within 2 ulp; e^-87 (1.6e-38) for anything below -87, -∞ included, and for what
+/// is not a number.
 #[inline(always)]
 pub fn exp_nonpositive(z: f32) -> f32 {
     exp_nonpositive_lanes(Array::<1>, [z])[0]
@@ -74,8 +77,8 @@ const HALF_WORD: f32 = 1.0 / 8_589_934_592.0;
 
 /// A standard Gumbel variate, `-ln(-ln(1 - v))` with `v = (word + 1/2) / 2^32`.
 ///
-/// Small words give large variates (at most 22.9), and single precision is finest near zero: the tail that decides races
-/// among very unlikely tokens is exact to 2^-33.
+/// Small words give large variates (at most 22.9), and single precision is finest near zero: the
+/// tail that decides races among very unlikely tokens is exact to 2^-33.
 #[inline(always)]
 pub fn gumbel(word: u32) -> f32 {
     let exponential = if word < 1 << 31 {
@@ -94,8 +97,8 @@ pub const MAX_GUMBEL: f32 = 22.9;
 
 /// At least `gumbel(word)`, by at most 1 where that is large, for a few integer operations.
 ///
-/// `-ln(1 - v) ≥ v` gives `gumbel ≤ -ln v`, and the bits of a float read as an integer are a lower bound of its base-2
-/// logarithm: between powers of two it is the chord of a concave function.
+/// `-ln(1 - v) ≥ v` gives `gumbel ≤ -ln v`, and the bits of a float read as an integer are a lower
+/// bound of its base-2 logarithm: between powers of two it is the chord of a concave function.
 #[inline(always)]
 pub fn gumbel_upper_bound(word: u32) -> f32 {
     gumbel_upper_bound_lanes(Array::<1>, [word])[0]
@@ -103,9 +106,11 @@ pub fn gumbel_upper_bound(word: u32) -> f32 {
 
 #[inline(always)]
 pub(super) fn gumbel_upper_bound_lanes<S: Simd>(simd: S, word: S::U) -> S::F {
-    // Half the word, because vector units convert signed integers only; rounding down keeps it a lower bound.
+    // Half the word, because vector units convert signed integers only; rounding down keeps it a
+    // lower bound.
     let half = simd.to_float(simd.shr::<1>(word));
-    // log2 = bits / 2^23 - 127 - 31. The slack covers the roundings of this function and of `gumbel`.
+    // log2 = bits / 2^23 - 127 - 31. The slack covers the roundings of this function and of
+    // `gumbel`.
     let bits = simd.to_float(simd.as_bits(half));
     let scaled = simd.mul(bits, simd.splat(-std::f32::consts::LN_2 / 8_388_608.0));
     simd.add(scaled, simd.splat(158.0 * std::f32::consts::LN_2 + 1e-4))

@@ -1,4 +1,5 @@
-//! Log-probabilities of the raw logits: before bias, masks, penalties and temperature, as vLLM reports them by default.
+//! Log-probabilities of the raw logits: before bias, masks, penalties and temperature, as vLLM
+//! reports them by default.
 
 use super::elementary::{exp_nonpositive, exp_nonpositive_lanes};
 use super::scan::{BLOCK, count_at_least};
@@ -24,13 +25,15 @@ impl Logprobs {
         }
     }
 
-    /// The sampled token first, then the most likely tokens in falling order (equal ones by rising id); the sampled token
-    /// is among those again if it is one of them. Empty before the first token.
+    /// The sampled token first, then the most likely tokens in falling order (equal ones by rising
+    /// id); the sampled token is among those again if it is one of them. Empty before the first
+    /// token.
     pub fn entries(&self) -> &[LogprobEntry] {
         &self.entries
     }
 
-    /// How many tokens are at least as likely as the sampled one, itself included: 1 for the most likely.
+    /// How many tokens are at least as likely as the sampled one, itself included: 1 for the most
+    /// likely.
     pub fn rank(&self) -> u32 {
         self.rank
     }
@@ -54,7 +57,8 @@ impl Logprobs {
         self.rank = rank;
     }
 
-    /// Appends the `num_top` largest of the tokens, which are in rising order; `last` is the value of the smallest of them.
+    /// Appends the `num_top` largest of the tokens, which are in rising order; `last` is the value
+    /// of the smallest of them.
     pub(super) fn set_top(
         &mut self,
         tokens: &[u32],
@@ -84,7 +88,8 @@ impl Logprobs {
     }
 }
 
-/// What turns the logits of a row into log-probabilities: their maximum and the logarithm of the sum of exponentials.
+/// What turns the logits of a row into log-probabilities: their maximum and the logarithm of the
+/// sum of exponentials.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Normaliser {
     max: f32,
@@ -107,7 +112,8 @@ impl Normaliser {
 
     /// The logprob of a token with this logit.
     pub fn logprob(self, logit: f32) -> f32 {
-        // Infinity minus infinity is not a number, but a token as likely as the likeliest is at distance 0.
+        // Infinity minus infinity is not a number, but a token as likely as the likeliest is at
+        // distance 0.
         let distance = if logit == self.max {
             0.0
         } else {

@@ -7,7 +7,8 @@ use super::simd::{Array, Simd, kernel};
 
 /// The unnormalised probability e^z of a scaled logit z ≤ 0 in units of 2^-30, rounded.
 ///
-/// The most likely token has 2^30; tokens below 2^-31 of it weigh nothing. A row of any vocabulary stays below 2^53.
+/// The most likely token has 2^30; tokens below 2^-31 of it weigh nothing. A row of any vocabulary
+/// stays below 2^53.
 #[inline(always)]
 pub fn mass(z: f32) -> u64 {
     u64::from(mass_lanes(Array::<1>, [z])[0])
@@ -43,7 +44,8 @@ fn total_mass_lanes<S: Simd>(simd: S, logits: &[f32], map: Affine) -> u64 {
 }
 
 kernel! {
-    /// Fills `masses` with those of the scaled logits `values` and returns their sum. Both are of the same length.
+    /// Fills `masses` with those of the scaled logits `values` and returns their sum. Both are of
+    /// the same length.
     pub(super) fn weigh(values: &[f32], masses: &mut [u32]) -> u64 = weigh_lanes
 }
 
@@ -69,7 +71,8 @@ fn weigh_lanes<S: Simd>(simd: S, values: &[f32], masses: &mut [u32]) -> u64 {
     total
 }
 
-/// Sums of masses, one for each lane, in halves of 16 bits: up to [`BLOCK`] masses of up to 2^30 fit.
+/// Sums of masses, one for each lane, in halves of 16 bits: up to [`BLOCK`] masses of up to 2^30
+/// fit.
 struct LaneSums<S: Simd> {
     low: S::U,
     high: S::U,

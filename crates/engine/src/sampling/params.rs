@@ -1,8 +1,9 @@
 //! What a request asks of the sampler, and the checks that make it safe to use.
 //!
-//! [`SamplingParams`] holds the numbers, [`TokenLists`] borrows the variable-length fields from wherever the
-//! request keeps them. Both are read once, when a sequence is bound to its row ([`super::RowState::bind`]); the row keeps
-//! its own copy, so a front end that changes its memory later changes nothing.
+//! [`SamplingParams`] holds the numbers, [`TokenLists`] borrows the variable-length fields from
+//! wherever the request keeps them. Both are read once, when a sequence is bound to its row
+//! ([`super::RowState::bind`]); the row keeps its own copy, so a front end that changes its memory
+//! later changes nothing.
 
 use izar_ring::LogitBias;
 use thiserror::Error;
@@ -24,7 +25,8 @@ pub struct SamplingParams {
     pub top_k: u32,
     /// Keep tokens at least this fraction as likely as the most likely one. In [0, 1]; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in the prompt or generated. Above 0; 1 does nothing.
+    /// Divides positive and multiplies negative logits of tokens in the prompt or generated. Above
+    /// 0; 1 does nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of generated tokens. Finite.
     pub presence_penalty: f32,
@@ -65,7 +67,8 @@ impl SamplingParams {
         }
     }
 
-    /// Whether the largest logit always wins: no temperature to speak of, or a cut that leaves one token.
+    /// Whether the largest logit always wins: no temperature to speak of, or a cut that leaves one
+    /// token.
     pub fn is_greedy(&self) -> bool {
         self.temperature < GREEDY_TEMPERATURE || self.top_k == 1 || self.top_p < GREEDY_TOP_P
     }
@@ -125,7 +128,8 @@ impl SamplingParams {
 /// The variable-length fields of a request. Empty means absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenLists<'a> {
-    /// The model's end-of-sequence tokens: masked until `min_tokens` were generated, whether ignored or not.
+    /// The model's end-of-sequence tokens: masked until `min_tokens` were generated, whether
+    /// ignored or not.
     pub eos_ids: &'a [u32],
     /// The request's own stop tokens: masked until `min_tokens` were generated.
     pub stop_ids: &'a [u32],

@@ -1,8 +1,9 @@
 //! Philox4x32-10, the counter-based random number generator of Salmon, Moraes, Dror and Shaw,
 //! "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), table 2 and section 3.3.
 //!
-//! A block of four 32-bit words is a pure function of a 128-bit counter and a 64-bit key. Nothing is carried from one draw
-//! to the next, which is why a token does not depend on the batch, the rank or the order in which rows are sampled.
+//! A block of four 32-bit words is a pure function of a 128-bit counter and a 64-bit key. Nothing
+//! is carried from one draw to the next, which is why a token does not depend on the batch, the
+//! rank or the order in which rows are sampled.
 
 use super::simd::{Array, Simd};
 
@@ -47,7 +48,8 @@ mod tests {
     use super::super::simd::{Level, kernel};
     use super::*;
 
-    /// The known-answer vectors that the authors publish with Random123 (file `kat_vectors`, philox4x32 10).
+    /// The known-answer vectors that the authors publish with Random123 (file `kat_vectors`,
+    /// philox4x32 10).
     const KNOWN: [([u32; 4], [u32; 2], [u32; 4]); 3] = [
         (
             [0; 4],

@@ -1,7 +1,9 @@
-//! Who is sampled: every remaining token runs with its scaled logit plus its own Gumbel variate, the highest score wins.
+//! Who is sampled: every remaining token runs with its scaled logit plus its own Gumbel variate,
+//! the highest score wins.
 //!
-//! The winner is distributed as the softmax of the scaled logits (the Gumbel-max identity). A token's variate depends on the
-//! seed, the position and the token alone, so the race gives the same winner whoever runs it, in whatever order or parts.
+//! The winner is distributed as the softmax of the scaled logits (the Gumbel-max identity). A
+//! token's variate depends on the seed, the position and the token alone, so the race gives the
+//! same winner whoever runs it, in whatever order or parts.
 
 use super::candidates::{Affine, Candidates};
 use super::elementary::{MAX_GUMBEL, gumbel, gumbel_upper_bound, gumbel_upper_bound_lanes};
@@ -22,12 +24,14 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The random word of `token`: word `token % 4` of the Philox block at counter `[token / 4, position, 0, 0]`.
+    /// The random word of `token`: word `token % 4` of the Philox block at counter `[token / 4,
+    /// position, 0, 0]`.
     pub fn word(self, token: u32) -> u32 {
         philox4x32_10([token / 4, self.position, 0, 0], self.key)[token as usize % 4]
     }
 
-    /// The Philox blocks whose first counter words are given: the words of tokens `4 * counter` to `4 * counter + 3`.
+    /// The Philox blocks whose first counter words are given: the words of tokens `4 * counter` to
+    /// `4 * counter + 3`.
     #[inline(always)]
     fn blocks<S: Simd>(self, simd: S, counters: S::U) -> [S::U; 4] {
         let zero = simd.splat_u(0);
@@ -62,7 +66,8 @@ impl Leader {
         }
     }
 
-    /// Challenges by the tokens whose bits are set, counted from `first`. Rare, as each new leader is harder to beat.
+    /// Challenges by the tokens whose bits are set, counted from `first`. Rare, as each new leader
+    /// is harder to beat.
     #[cold]
     #[inline(never)]
     fn challenge_by_each(
@@ -129,7 +134,8 @@ fn among_listed_lanes<S: Simd>(simd: S, tokens: &[u32], values: &[f32], draws: D
 }
 
 kernel! {
-    /// The winner among all tokens of the row. `likely` is any token; the likelier, the sooner others drop out.
+    /// The winner among all tokens of the row. `likely` is any token; the likelier, the sooner
+    /// others drop out.
     pub(super) fn among_all(
         logits: &[f32],
         maxima: &[GroupMaxima],
@@ -183,7 +189,8 @@ fn run_chunk<S: Simd>(
     draws: Draws,
     leader: &mut Leader,
 ) {
-    // Lane 4 q + i gets counter i * LANES / 4 + q, so that the transposed words are in the order of the tokens.
+    // Lane 4 q + i gets counter i * LANES / 4 + q, so that the transposed words are in the order of
+    // the tokens.
     let order: [u32; MAX_LANES] =
         std::array::from_fn(|lane| (lane % 4 * (S::LANES / 4) + lane / 4) as u32);
     let counters = simd.add_u(simd.load_u(&order), simd.splat_u(first / 4));

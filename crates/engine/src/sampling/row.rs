@@ -1,8 +1,9 @@
-//! What the sampler keeps of one running sequence: its parameters, its own copy of its lists, and what penalties and bad
-//! words need to know of its history.
+//! What the sampler keeps of one running sequence: its parameters, its own copy of its lists, and
+//! what penalties and bad words need to know of its history.
 //!
-//! A row belongs to whoever samples it, one thread at a time. It is bound when a sequence starts or resumes
-//! and reused for the next; binding may grow a list that is longer than any before it, sampling never allocates.
+//! A row belongs to whoever samples it, one thread at a time. It is bound when a sequence starts or
+//! resumes and reused for the next; binding may grow a list that is longer than any before it,
+//! sampling never allocates.
 
 use super::candidates::Affine;
 use super::counts::TokenCounts;
@@ -33,7 +34,8 @@ pub struct RowState {
     pub(super) logit_bias: Vec<LogitBias>,
     /// End-of-sequence and stop tokens.
     pub(super) stop_ids: Vec<u32>,
-    /// Bit `id % 32` of word `id / 32` is set if the token is allowed. Read only if `has_allowed_ids`.
+    /// Bit `id % 32` of word `id / 32` is set if the token is allowed. Read only if
+    /// `has_allowed_ids`.
     pub(super) allowed_ids: Vec<u32>,
     pub(super) has_allowed_ids: bool,
     pub(super) bad_words: Vec<u32>,
@@ -51,7 +53,8 @@ impl RowState {
             params: SamplingParams::greedy(),
             key: [0; 2],
             num_generated: 0,
-            // One more than fits in the context: an optimistic plan runs one step past the end, to be dropped.
+            // One more than fits in the context: an optimistic plan runs one step past the end, to
+            // be dropped.
             counts: TokenCounts::new((limits.max_model_len + 1).min(limits.vocab_size)),
             logit_bias: Vec::new(),
             stop_ids: Vec::new(),
@@ -65,8 +68,9 @@ impl RowState {
         }
     }
 
-    /// Prepares the row for a sequence of which `prompt` and `generated` are the tokens so far: none generated for a new
-    /// one, all of them for one that resumes. Resuming gives the state that sampling those tokens would have given.
+    /// Prepares the row for a sequence of which `prompt` and `generated` are the tokens so far:
+    /// none generated for a new one, all of them for one that resumes. Resuming gives the state
+    /// that sampling those tokens would have given.
     ///
     /// On an error the row holds nothing useful and must be bound again.
     pub fn bind(
@@ -148,7 +152,8 @@ impl RowState {
         self.stop_ids.clear();
         self.stop_ids.extend_from_slice(lists.stop_ids);
         self.check_tokens("stop_ids", lists.stop_ids)?;
-        // A model's configuration may name end-of-sequence tokens beyond its logits; those cannot be sampled anyway.
+        // A model's configuration may name end-of-sequence tokens beyond its logits; those cannot
+        // be sampled anyway.
         let vocab_size = self.limits.vocab_size;
         self.stop_ids.extend(
             lists

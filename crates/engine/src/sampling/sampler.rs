@@ -36,7 +36,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Scratch for rows of `vocab_size` logits (at most 2^22): about 20 bytes a token. Nothing is allocated later.
+    /// Scratch for rows of `vocab_size` logits (at most 2^22): about 20 bytes a token. Nothing is
+    /// allocated later.
     pub fn new(vocab_size: usize) -> Self {
         Self::at_level(Level::best(), vocab_size)
     }
@@ -58,8 +59,9 @@ impl Sampler {
 
     /// Samples the next token of the sequence bound to `row` and records it there.
     ///
-    /// `logits` [vocab_size] f32 are overwritten. `grammar` allows token `id` if bit `id % 32` of word `id / 32` is set.
-    /// On an error nothing was recorded. [`RowState::logprobs`] has the token's logprobs afterwards.
+    /// `logits` (`[vocab_size]`, f32) are overwritten. `grammar` allows token `id` if bit `id % 32` of
+    /// word `id / 32` is set. On an error nothing was recorded. [`RowState::logprobs`] has the
+    /// token's logprobs afterwards.
     pub fn sample(
         &mut self,
         logits: &mut [f32],
@@ -77,7 +79,8 @@ impl Sampler {
         Ok(token)
     }
 
-    /// What [`Sampler::sample`] would sample, without recording it, and how firm the decision is. `logits` are overwritten.
+    /// What [`Sampler::sample`] would sample, without recording it, and how firm the decision is.
+    /// `logits` are overwritten.
     ///
     /// For tests and diagnosis: it sorts the row and allocates.
     pub fn decide(
@@ -97,8 +100,9 @@ impl Sampler {
         Ok(Decision { token, margin })
     }
 
-    /// Log-probabilities of a token that was not sampled but given, such as one of the prompt, in the distribution
-    /// that `logits` [vocab_size] stand for, and of the `num_top` most likely ones.
+    /// Log-probabilities of a token that was not sampled but given, such as one of the prompt, in
+    /// the distribution that `logits` (`[vocab_size]`) stand for, and of the `num_top` most likely
+    /// ones.
     pub fn logprobs_of(
         &mut self,
         logits: &[f32],
@@ -137,7 +141,8 @@ impl Sampler {
         let normaliser = Normaliser::new(self.level, logits, raw_max);
         self.top_logprobs(logits, normaliser, num_top, &mut row.logprobs);
         let token = if edit::has_edits(row, grammar) || raw_max == f32::INFINITY {
-            // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies nothing.
+            // Taken out for the call, which needs the rest of `self`; moving a `Vec` copies
+            // nothing.
             let mut edited = std::mem::take(&mut self.edited);
             edited.copy_from_slice(logits);
             let token = self.choose(&mut edited, row, grammar, raw_max);
@@ -150,7 +155,8 @@ impl Sampler {
         Ok(token)
     }
 
-    /// The largest of the raw logits, or -∞ if that need not be known: edits that mask nothing may be applied unseen.
+    /// The largest of the raw logits, or -∞ if that need not be known: edits that mask nothing may
+    /// be applied unseen.
     fn scan_raw(
         &mut self,
         logits: &[f32],
@@ -165,7 +171,8 @@ impl Sampler {
         Ok(f32::NEG_INFINITY)
     }
 
-    /// Edits the logits and picks a token. `raw_max` and `maxima` are what [`Sampler::scan_raw`] found.
+    /// Edits the logits and picks a token. `raw_max` and `maxima` are what [`Sampler::scan_raw`]
+    /// found.
     fn choose(
         &mut self,
         logits: &mut [f32],
@@ -207,7 +214,8 @@ impl Sampler {
         })
     }
 
-    /// Fills `out` with room for the sampled token and the `num_top` most likely ones. `maxima` are those of `logits`.
+    /// Fills `out` with room for the sampled token and the `num_top` most likely ones. `maxima` are
+    /// those of `logits`.
     fn top_logprobs(
         &mut self,
         logits: &[f32],

@@ -1,4 +1,5 @@
-//! The first look at a row: its largest logit, the largest of each group, and whether any is not a number.
+//! The first look at a row: its largest logit, the largest of each group, and whether any is not a
+//! number.
 
 use super::simd::{Simd, kernel};
 
@@ -19,11 +20,13 @@ pub(super) struct Scan {
 }
 
 kernel! {
-    /// Fills `maxima` (one for each block of `logits`) and returns the largest of all, -∞ if there is none.
+    /// Fills `maxima` (one for each block of `logits`) and returns the largest of all, -∞ if there
+    /// is none.
     pub(super) fn scan(logits: &[f32], maxima: &mut [GroupMaxima]) -> Scan = scan_lanes
 }
 
-/// Vectors handled together, each with its own running maximum: one alone would wait for itself at every step.
+/// Vectors handled together, each with its own running maximum: one alone would wait for itself at
+/// every step.
 const CHAINS: usize = 4;
 
 /// At least the lanes of [`CHAINS`] vectors.
@@ -56,7 +59,8 @@ fn scan_lanes<S: Simd>(simd: S, logits: &[f32], maxima: &mut [GroupMaxima]) -> S
     }
 }
 
-/// Updates the running maxima, and those of the magnitudes as bits, which are above infinity's only for NaN.
+/// Updates the running maxima, and those of the magnitudes as bits, which are above infinity's only
+/// for NaN.
 #[inline(always)]
 fn scan_stride<S: Simd>(
     simd: S,

@@ -1,7 +1,8 @@
 //! Seeds for requests that bring none.
 //!
-//! The engine draws one when it first claims the request and keeps it for the request's life, so that a preempted sequence
-//! resumes on the same random numbers. The source itself is seeded once, from the operating system or by `--seed`.
+//! The engine draws one when it first claims the request and keeps it for the request's life, so
+//! that a preempted sequence resumes on the same random numbers. The source itself is seeded once,
+//! from the operating system or by `--seed`.
 
 use super::philox;
 use std::hash::{BuildHasher, RandomState};
@@ -22,7 +23,8 @@ impl SeedSource {
         Self { root, num_drawn: 0 }
     }
 
-    /// Different in every run: the root comes from the operating system, by way of the standard library's hash keys.
+    /// Different in every run: the root comes from the operating system, by way of the standard
+    /// library's hash keys.
     pub fn from_os() -> Self {
         Self::new(RandomState::new().hash_one(0u64))
     }

@@ -1,6 +1,8 @@
-//! Exact selection without sorting: the k-th largest value, and the value at which a falling sum of masses reaches a target.
+//! Exact selection without sorting: the k-th largest value, and the value at which a falling sum of
+//! masses reaches a target.
 
-/// Bits of a value looked at in each round of radix selection: 11, 11 and 10 make 32. Also the number of buckets.
+/// Bits of a value looked at in each round of radix selection: 11, 11 and 10 make 32. Also the
+/// number of buckets.
 const DIGIT_BITS: u32 = 11;
 
 /// Up to this many values are sorted instead: less work than clearing the histograms.
@@ -31,10 +33,11 @@ impl Selection {
         value_of_falling_key(kth)
     }
 
-    /// The largest value v such that values at least v weigh `target` or more together; the smallest value that weighs
-    /// anything if all together weigh less.
+    /// The largest value v such that values at least v weigh `target` or more together; the
+    /// smallest value that weighs anything if all together weigh less.
     ///
-    /// `masses` are those of the values and stay below 2^53 in total, so that comparing with `target` is exact.
+    /// `masses` are those of the values and stay below 2^53 in total, so that comparing with
+    /// `target` is exact.
     pub fn threshold(&mut self, values: &[f32], masses: &[u32], target: f64) -> f32 {
         let pairs = |i: u32| (values[i as usize], masses[i as usize]);
         if values.len() <= MAX_SORTED {
@@ -47,7 +50,8 @@ impl Selection {
         self.radix_threshold(values, masses, above, target)
     }
 
-    /// Leaves in `keys` the indices of the values in whose bucket the sum reaches the target, and returns the sum above it.
+    /// Leaves in `keys` the indices of the values in whose bucket the sum reaches the target, and
+    /// returns the sum above it.
     fn narrow(&mut self, values: &[f32], masses: &[u32], target: f64) -> u64 {
         self.histogram.fill(0);
         for (&value, &mass) in values.iter().zip(masses) {
@@ -83,7 +87,8 @@ impl Selection {
     }
 }
 
-/// The threshold among at most [`MAX_SORTED`] values and their masses, `above` being the sum before them.
+/// The threshold among at most [`MAX_SORTED`] values and their masses, `above` being the sum before
+/// them.
 fn sorted_threshold(pairs: impl Iterator<Item = (f32, u32)>, above: u64, target: f64) -> f32 {
     let mut sorted = [0u64; MAX_SORTED];
     let mut len = 0;
@@ -97,7 +102,8 @@ fn sorted_threshold(pairs: impl Iterator<Item = (f32, u32)>, above: u64, target:
     value_of_falling_key((sorted[at] >> 32) as u32)
 }
 
-/// A bucket that never falls as the value does. The values that weigh anything, 0 to -23, are spread over all buckets.
+/// A bucket that never falls as the value does. The values that weigh anything, 0 to -23, are
+/// spread over all buckets.
 #[inline(always)]
 fn bucket(value: f32) -> usize {
     const LAST: usize = (1 << DIGIT_BITS) - 1;
@@ -105,7 +111,8 @@ fn bucket(value: f32) -> usize {
     ((value * (LAST as f32 / -23.0)) as usize).min(LAST)
 }
 
-/// Where a sum that starts at `before` reaches the target, or the last place that adds to it; and the sum before that place.
+/// Where a sum that starts at `before` reaches the target, or the last place that adds to it; and
+/// the sum before that place.
 fn reach<T: IntoIterator>(masses: T, before: u64, target: f64) -> (usize, u64)
 where
     T::Item: std::borrow::Borrow<u64>,

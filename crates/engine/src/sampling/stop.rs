@@ -1,8 +1,8 @@
 //! Whether a sequence ends with the token just generated.
 //!
-//! Order as in vLLM: nothing but a length limit ends a sequence before `min_tokens`; then end-of-sequence tokens, then the
-//! request's stop tokens, then the limits, so a stop token that is also the last one allowed reports the stop.
-//! Stop *strings* are text, hence the front end's.
+//! Order as in vLLM: nothing but a length limit ends a sequence before `min_tokens`; then
+//! end-of-sequence tokens, then the request's stop tokens, then the limits, so a stop token that is
+//! also the last one allowed reports the stop. Stop *strings* are text, hence the front end's.
 
 /// What can end a sequence. All counts are of generated tokens unless they say otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,8 @@ impl From<FinishReason> for izar_ring::FinishReason {
     }
 }
 
-/// Whether `token` ends the sequence, it being the `num_generated`-th generated token (counted from 1).
+/// Whether `token` ends the sequence, it being the `num_generated`-th generated token (counted from
+/// 1).
 pub fn check(token: u32, num_generated: u32, params: &StopParams<'_>) -> Option<FinishReason> {
     if num_generated >= params.min_tokens {
         if !params.ignore_eos && params.eos_ids.contains(&token) {

@@ -1,8 +1,9 @@
 //! min-p, top-k and top-p as one threshold on the scaled logits.
 //!
-//! Each of the three keeps the tokens above some value and drops those below, so all three together do, too. Tokens with equal
-//! logits are kept or dropped together. Masses are sums of integers ([`mass::mass`]), so that they do not depend on the order of
-//! summation: every instruction set, thread count and device finds the same threshold.
+//! Each of the three keeps the tokens above some value and drops those below, so all three together
+//! do, too. Tokens with equal logits are kept or dropped together. Masses are sums of integers
+//! ([`mass::mass()`]), so that they do not depend on the order of summation: every instruction set,
+//! thread count and device finds the same threshold.
 
 use super::candidates::{Affine, Candidates};
 use super::elementary::ln_positive;
@@ -21,7 +22,8 @@ pub(super) enum Kept {
     Listed,
 }
 
-/// Applies min-p, top-k and top-p in this order. `map` gives scaled logits of at most 0, the largest being 0.
+/// Applies min-p, top-k and top-p in this order. `map` gives scaled logits of at most 0, the
+/// largest being 0.
 ///
 /// Top-p counts the mass of what the other two kept, renormalised, as vLLM does: a token stays if
 /// the mass of the strictly more likely ones is below `top_p`.
@@ -68,7 +70,8 @@ pub(super) fn truncate(
     Kept::Listed
 }
 
-/// A value that at least `k` tokens reach: the k-th largest of the group maxima, or -∞ if that is not worth finding.
+/// A value that at least `k` tokens reach: the k-th largest of the group maxima, or -∞ if that is
+/// not worth finding.
 pub(super) fn kth_group_value(
     maxima: &[GroupMaxima],
     map: Affine,
@@ -82,7 +85,8 @@ pub(super) fn kth_group_value(
     map.value(selection.kth_largest(groups, k))
 }
 
-/// Gathers and weighs the most likely tokens until they weigh `target` or more; a superset of the smallest such set.
+/// Gathers and weighs the most likely tokens until they weigh `target` or more; a superset of the
+/// smallest such set.
 fn gather_mass(
     level: Level,
     logits: &[f32],

@@ -21,7 +21,8 @@ fn exact(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
     masses.iter().map(|mass| mass / total).collect()
 }
 
-/// How many deviations the chi-square statistic of `counts` is above its mean, by Wilson and Hilferty's approximation.
+/// How many deviations the chi-square statistic of `counts` is above its mean, by Wilson and
+/// Hilferty's approximation.
 fn excess(counts: &[u32], probabilities: &[f64]) -> f64 {
     let num_draws = f64::from(counts.iter().sum::<u32>());
     let (mut statistic, mut num_cells) = (0.0, 0);
@@ -148,7 +149,8 @@ fn frequencies_across_seeds_are_as_good_as_across_positions() {
     }
 }
 
-/// One token that almost always wins, and 6000 that share half a per cent: what single precision could lose.
+/// One token that almost always wins, and 6000 that share half a per cent: what single precision
+/// could lose.
 #[test]
 fn very_unlikely_tokens_get_their_share() {
     let mut logits = vec![-14.0; 6001];
@@ -177,7 +179,8 @@ fn very_unlikely_tokens_get_their_share() {
     );
 }
 
-/// What follows a token must not depend on it: pairs of successive draws against the product of their probabilities.
+/// What follows a token must not depend on it: pairs of successive draws against the product of
+/// their probabilities.
 #[test]
 fn successive_positions_are_independent() {
     let logits = bell(12, 1.0, 5);

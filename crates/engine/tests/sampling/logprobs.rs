@@ -47,12 +47,22 @@ fn check(logits: &[f32], token: u32, num_top: usize, got: &Logprobs) {
 proptest! {
     #[test]
     fn logprobs_are_the_log_softmax_of_the_raw_logits(
-        logits in prop::collection::vec(prop_oneof![4 => -30f32..30.0, 1 => (-4i32..4).prop_map(|i| i as f32)], 1..3000),
+        logits in prop::collection::vec(
+            prop_oneof![4 => -30f32..30.0, 1 => (-4i32..4).prop_map(|i| i as f32)],
+            1..3000,
+        ),
         seed: u64,
         num_top in 0usize..=32,
         token in 0usize..3000,
     ) {
-        let params = SamplingParams { seed, logprobs: Some(num_top as u32), repetition_penalty: 1.5, presence_penalty: 1.0, temperature: 2.0, ..Default::default() };
+        let params = SamplingParams {
+            seed,
+            logprobs: Some(num_top as u32),
+            repetition_penalty: 1.5,
+            presence_penalty: 1.0,
+            temperature: 2.0,
+            ..Default::default()
+        };
         let lists = TokenLists { logit_bias: &bias(&[(0, 3.0)]), ..TokenLists::default() };
         let mut row = bound(logits.len(), &params, &lists, &[0], &[0]);
         let mut sampler = Sampler::new(logits.len());

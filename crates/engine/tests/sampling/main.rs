@@ -1,4 +1,5 @@
-//! The sampler from outside: against a naive reference, against exact probabilities, and by its promises.
+//! The sampler from outside: against a naive reference, against exact probabilities, and by its
+//! promises.
 
 mod distribution;
 mod logprobs;

@@ -43,12 +43,14 @@ proptest! {
         // Differences of logits move by at most twice the noise; a little less for the roundings.
         let noise = (decision.margin.min(20.0) * 0.499 - 2e-6).max(0.0);
         for direction in directions {
-            let noisy: Vec<f32> = logits.iter().zip(&direction).map(|(x, d)| x + d.signum() * noise * d.abs().sqrt()).collect();
+            let moved = |(x, d): (&f32, &f32)| x + d.signum() * noise * d.abs().sqrt();
+            let noisy: Vec<f32> = logits.iter().zip(&direction).map(moved).collect();
             prop_assert_eq!(sampled(&noisy, &params), decision.token, "margin {}", decision.margin);
         }
         // The worst direction for the winner: it falls, all others rise.
         let worst = |sign: f32| -> Vec<f32> {
-            (0u32..).zip(&logits).map(|(token, x)| x + sign * if token == decision.token { -noise } else { noise }).collect()
+            let sign_of = |token| if token == decision.token { -sign } else { sign };
+            (0u32..).zip(&logits).map(|(token, x)| x + sign_of(token) * noise).collect()
         };
         prop_assert_eq!(sampled(&worst(1.0), &params), decision.token);
         prop_assert_eq!(sampled(&worst(-1.0), &params), decision.token);
@@ -104,10 +106,12 @@ fn the_only_token_allowed_has_an_infinite_margin() {
     }
 }
 
-/// A token at the very edge of the nucleus that would win: the margin must say that the decision is shaky.
+/// A token at the very edge of the nucleus that would win: the margin must say that the decision is
+/// shaky.
 #[test]
 fn a_cut_next_to_a_would_be_winner_makes_the_margin_small() {
-    // Probabilities 0.5, 0.3, 0.2: top-p just below and just above 0.8 excludes and includes the third.
+    // Probabilities 0.5, 0.3, 0.2: top-p just below and just above 0.8 excludes and includes the
+    // third.
     let logits: Vec<f32> = [0.5f32, 0.3, 0.2].iter().map(|p| p.ln()).collect();
     let params = |top_p, seed| SamplingParams {
         top_p,

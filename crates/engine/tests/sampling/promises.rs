@@ -87,7 +87,8 @@ fn positions_differ_although_the_logits_do_not() {
     );
 }
 
-/// Batches that change from step to step, rows in another order each time, two workers that take turns.
+/// Batches that change from step to step, rows in another order each time, two workers that take
+/// turns.
 #[test]
 fn neighbours_and_workers_do_not_matter() {
     let seeds = [1u64, 2, 3, 4, 5];
@@ -146,7 +147,8 @@ fn a_reused_row_remembers_nothing() {
     assert_eq!(run(&mut fresh(VOCAB_SIZE, &params(9))), first);
 }
 
-/// Tokens written down once: whoever changes the algorithm changes what a seed means, on every device.
+/// Tokens written down once: whoever changes the algorithm changes what a seed means, on every
+/// device.
 #[test]
 fn seeded_tokens_are_those_of_the_first_release() {
     let logits = bell(VOCAB_SIZE, 1.5, 42);

@@ -127,7 +127,8 @@ fn encode(words: &[Vec<u32>]) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Several steps of one sequence, so that what the row updates incrementally is compared with a fresh start.
+    /// Several steps of one sequence, so that what the row updates incrementally is compared with a
+    /// fresh start.
     #[test]
     fn every_token_is_that_of_the_naive_reference((rows, case) in cases()) {
         let mut case = case;
@@ -189,7 +190,8 @@ fn equal_logits_go_to_the_lowest_token() {
 
 #[test]
 fn bias_comes_before_the_repetition_penalty_looks_at_the_sign() {
-    // 1 - 3 = -2 is multiplied to -4. Penalised first it would be 1/2 - 3 = -2.5, above the other token.
+    // 1 - 3 = -2 is multiplied to -4. Penalised first it would be 1/2 - 3 = -2.5, above the other
+    // token.
     let params = SamplingParams {
         repetition_penalty: 2.0,
         ..SamplingParams::greedy()
@@ -236,7 +238,8 @@ fn presence_counts_once_frequency_each_time_and_neither_the_prompt() {
 
 #[test]
 fn top_p_counts_the_mass_that_top_k_left() {
-    // Probabilities 0.4, 0.3, 0.2, 0.1. Of the first two, 0.4 / 0.7 is 57 %: top-p 0.55 leaves one token only if it is renormalised.
+    // Probabilities 0.4, 0.3, 0.2, 0.1. Of the first two, 0.4 / 0.7 is 57 %: top-p 0.55 leaves one
+    // token only if it is renormalised.
     let logits: Vec<f32> = [0.4f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
     let sampled = |top_k| {
         let mut tokens: Vec<u32> = (0..200)

@@ -1,5 +1,5 @@
-//! Lanes as arrays: for processors without wider ones known here, and, with one lane, for scalar code that
-//! must give the same bits as the vector code.
+//! Lanes as arrays: for processors without wider ones known here, and, with one lane, for scalar
+//! code that must give the same bits as the vector code.
 
 use super::Simd;
 

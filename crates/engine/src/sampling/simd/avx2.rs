@@ -23,7 +23,8 @@ macro_rules! operations {
     ($(fn $name:ident $(<const $bits:ident: u32>)? ($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name $(<const $bits: u32>)? (self, $($arg: $ty),*) -> $ret {
-            // SAFETY: `self` exists, so the processor has these instructions; they touch registers only.
+            // SAFETY: `self` exists, so the processor has these instructions; they touch registers
+            // only.
             unsafe { $body }
         }
     )*};
@@ -69,13 +70,15 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn store(self, x: __m256, to: &mut [f32]) {
         let to = &mut to[..Self::LANES];
-        // SAFETY: `self` as above; writes the 32 bytes of the slice just taken, no alignment needed.
+        // SAFETY: `self` as above; writes the 32 bytes of the slice just taken, no alignment
+        // needed.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
     }
     #[inline(always)]
     fn store_u(self, x: __m256i, to: &mut [u32]) {
         let to = &mut to[..Self::LANES];
-        // SAFETY: `self` as above; writes the 32 bytes of the slice just taken, no alignment needed.
+        // SAFETY: `self` as above; writes the 32 bytes of the slice just taken, no alignment
+        // needed.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), x) }
     }
     #[inline(always)]
@@ -93,7 +96,8 @@ impl Simd for Avx2 {
         // SAFETY: `self` as above; registers only.
         unsafe {
             let b = _mm256_set1_epi32(b as i32);
-            // The multiplier takes the even lanes; the odd ones are copied down for a second product.
+            // The multiplier takes the even lanes; the odd ones are copied down for a second
+            // product.
             let odd_lanes = _mm256_castps_si256(_mm256_movehdup_ps(_mm256_castsi256_ps(a)));
             let even = _mm256_castsi256_ps(_mm256_mul_epu32(a, b));
             let odd = _mm256_castsi256_ps(_mm256_mul_epu32(odd_lanes, b));

@@ -27,7 +27,8 @@ macro_rules! operations {
     ($(fn $name:ident $(<const $bits:ident: u32>)? ($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name $(<const $bits: u32>)? (self, $($arg: $ty),*) -> $ret {
-            // SAFETY: `self` exists, so the processor has these instructions; they touch registers only.
+            // SAFETY: `self` exists, so the processor has these instructions; they touch registers
+            // only.
             unsafe { $body }
         }
     )*};
@@ -75,13 +76,15 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn store(self, x: __m512, to: &mut [f32]) {
         let to = &mut to[..Self::LANES];
-        // SAFETY: `self` as above; writes the 64 bytes of the slice just taken, no alignment needed.
+        // SAFETY: `self` as above; writes the 64 bytes of the slice just taken, no alignment
+        // needed.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
     }
     #[inline(always)]
     fn store_u(self, x: __m512i, to: &mut [u32]) {
         let to = &mut to[..Self::LANES];
-        // SAFETY: `self` as above; writes the 64 bytes of the slice just taken, no alignment needed.
+        // SAFETY: `self` as above; writes the 64 bytes of the slice just taken, no alignment
+        // needed.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
     }
     #[inline(always)]
@@ -89,7 +92,8 @@ impl Simd for Avx512 {
         // SAFETY: `self` as above; registers only.
         unsafe {
             let b = _mm512_set1_epi32(b as i32);
-            // The multiplier takes the even lanes; the odd ones are copied down for a second product.
+            // The multiplier takes the even lanes; the odd ones are copied down for a second
+            // product.
             let odd_lanes = _mm512_castps_si512(_mm512_movehdup_ps(_mm512_castsi512_ps(a)));
             let even = _mm512_castsi512_ps(_mm512_mul_epu32(a, b));
             let odd = _mm512_castsi512_ps(_mm512_mul_epu32(odd_lanes, b));

@@ -1,10 +1,11 @@
 //! The few vector operations that sampling needs, on whatever this processor has.
 //!
-//! A kernel is written once over [`Simd`] and compiled for each [`Level`] by [`kernel!`]. Every operation is exact or rounds each
-//! lane like the scalar operation does, and nothing is contracted, so a kernel gives the same bits at every level.
+//! A kernel is written once over [`Simd`] and compiled for each [`Level`] by [`kernel!`]. Every
+//! operation is exact or rounds each lane like the scalar operation does, and nothing is
+//! contracted, so a kernel gives the same bits at every level.
 //!
-//! A value of a type that implements [`Simd`] proves that the processor has its instructions: that is what makes
-//! its methods safe. Values come from [`Level`] only.
+//! A value of a type that implements [`Simd`] proves that the processor has its instructions: that
+//! is what makes its methods safe. Values come from [`Level`] only.
 
 mod array;
 #[cfg(target_arch = "x86_64")]
@@ -60,7 +61,8 @@ pub(super) trait Simd: Copy {
     fn widening_mul(self, a: Self::U, b: u32) -> (Self::U, Self::U);
     /// Moves the lanes whose bits are set to the front, in order; the others hold anything.
     fn compress(self, bits: u32, x: Self::U) -> Self::U;
-    /// Transposes each 4 x 4 square: lane `4 q + i` of vector `j` becomes lane `4 q + j` of vector `i`.
+    /// Transposes each 4 x 4 square: lane `4 q + i` of vector `j` becomes lane `4 q + j` of vector
+    /// `i`.
     fn transpose_quads(self, x: [Self::U; 4]) -> [Self::U; 4];
 }
 
@@ -93,13 +95,16 @@ impl Level {
     }
 }
 
-/// Defines a function of a [`Level`] that runs `body`, a function generic over [`Simd`], compiled for that level.
+/// Defines a function of a [`Level`] that runs `body`, a function generic over [`Simd`], compiled
+/// for that level.
 macro_rules! kernel {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments, reason = "the level comes on top of the kernel's own")]
         $vis fn $name(level: $crate::sampling::simd::Level, $($arg: $ty),*) $(-> $ret)? {
             use $crate::sampling::simd;
+            // Out of line like the others, whose features keep them so: inlined into its caller, the
+            // compiler's vectoriser has broken it.
             #[inline(never)]
             fn portable(simd: simd::Array<4>, $($arg: $ty),*) $(-> $ret)? {
                 $body(simd, $($arg),*)
@@ -117,7 +122,8 @@ macro_rules! kernel {
             match level {
                 simd::Level::Portable(simd) => portable(simd, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a value of `Avx2` exists only where its `detect` found every feature enabled above.
+                // SAFETY: a value of `Avx2` exists only where its `detect` found every feature
+                // enabled above.
                 simd::Level::Avx2(simd) => unsafe { avx2(simd, $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as for `Avx2`.
