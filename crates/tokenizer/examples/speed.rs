@@ -1,4 +1,4 @@
-//! Measures a vocabulary: loading, encoding against `tokenizers`, detokenizing.
+//! Measures a vocabulary: loading, encoding against `tokenizers`, chats, detokenizing.
 //!
 //! `cargo run --release -p izar-tokenizer --example speed -- path/to/tokenizer.json path/to/text.txt`
 //!
@@ -10,7 +10,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use izar_tokenizer::{Detokenizer, DetokenizerOptions, EncodeOptions, Tokenizer};
+use izar_tokenizer::{
+    ChatEncoder, ChatOptions, ChatTemplate, Detokenizer, DetokenizerOptions, EncodeOptions,
+    SpecialTokens, Tokenizer,
+};
+use serde_json::json;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -66,6 +70,7 @@ fn run(vocabulary: &Path, text: &Path) -> Result<(), Box<dyn std::error::Error>>
             us(theirs)
         );
     }
+    chats(&tokenizer)?;
     let ids = tokenizer.encode(
         &text.iter().take(1_000_000).collect::<String>(),
         EncodeOptions::default(),
@@ -83,6 +88,29 @@ fn run(vocabulary: &Path, text: &Path) -> Result<(), Box<dyn std::error::Error>>
         spent.as_secs_f64() * 1e9 / ids.len() as f64,
         ids.len()
     );
+    Ok(())
+}
+
+/// A ChatML conversation of ten messages of 200 characters, plain and with a special token in one of them.
+fn chats(tokenizer: &Arc<Tokenizer>) -> Result<(), Box<dyn std::error::Error>> {
+    let source =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let template = ChatTemplate::new(source, SpecialTokens::default())?;
+    let chat = ChatEncoder::new(tokenizer.clone(), template);
+    let content = "Tell me about it. ".repeat(11);
+    let mut messages: Vec<_> = (0..10)
+        .map(|_| json!({"role": "user", "content": content}))
+        .collect();
+    let measure = |name: &str, messages: &[serde_json::Value]| {
+        let time = best(|| {
+            chat.encode(messages, &ChatOptions::default())
+                .map_or(0, |c| c.ids.len())
+        });
+        println!("chat of 10 messages, {name:<24} {:>9.1} us", us(time));
+    };
+    measure("rendered and encoded", &messages);
+    messages[5]["content"] = "a <|im_end|> written out".into();
+    measure("with a special token", &messages);
     Ok(())
 }
 

@@ -40,6 +40,9 @@ pub(crate) struct SpecialMatcher {
     /// Proper prefixes and suffixes of tokens, without bare words.
     heads: HashSet<String>,
     tails: HashSet<String>,
+    /// Which bytes tokens begin and end with.
+    first: [bool; 256],
+    last: [bool; 256],
     max_len: usize,
 }
 
@@ -89,9 +92,16 @@ impl SpecialMatcher {
         };
         let heads = fragments(|token, at| &token[..at]);
         let tails = fragments(|token, at| &token[at..]);
+        let (mut first, mut last) = ([false; 256], [false; 256]);
+        for bytes in tokens.iter().map(|t| t.content.as_bytes()) {
+            first[usize::from(bytes[0])] = true;
+            last[usize::from(bytes[bytes.len() - 1])] = true;
+        }
         Self {
             heads,
             tails,
+            first,
+            last,
             max_len,
             tokens,
             automaton,
@@ -100,25 +110,26 @@ impl SpecialMatcher {
 
     /// Whether `text` begins in the middle of a special token (or lies in one as a whole), other than with a bare word.
     pub fn starts_inside(&self, text: &str) -> bool {
-        let ends = text
-            .char_indices()
-            .map(|(at, c)| at + c.len_utf8())
-            .take_while(|&end| end < self.max_len);
-        ends.into_iter()
-            .any(|end| self.tails.contains(&text[..end]))
-            || self.lies_inside(text)
+        let near = text.bytes().take(self.max_len).enumerate();
+        let ends = near
+            .filter(|(_, byte)| self.last[usize::from(*byte)])
+            .map(|(at, _)| at + 1);
+        ends.into_iter().any(|end| {
+            text.get(..end)
+                .is_some_and(|part| self.tails.contains(part))
+        }) || self.lies_inside(text)
     }
 
     /// Whether `text` ends in the middle of a special token (or lies in one as a whole), other than with a bare word.
     pub fn ends_inside(&self, text: &str) -> bool {
-        let starts = text
-            .char_indices()
-            .rev()
-            .map(|(at, _)| at)
-            .take_while(|&at| text.len() - at < self.max_len);
+        let from = text.len().saturating_sub(self.max_len);
+        let near = text.bytes().enumerate().skip(from);
+        let starts = near
+            .filter(|(_, byte)| self.first[usize::from(*byte)])
+            .map(|(at, _)| at);
         starts
             .into_iter()
-            .any(|at| self.heads.contains(&text[at..]))
+            .any(|at| text.get(at..).is_some_and(|part| self.heads.contains(part)))
             || self.lies_inside(text)
     }
 

@@ -25,12 +25,14 @@ pub struct DetokenizerOptions {
 }
 
 /// The state of one stream. Holds no more than an unfinished character; allocates nothing.
+#[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     core: Core,
 }
 
 /// The state without the vocabulary, shared with the one-shot decoder.
+#[derive(Clone)]
 pub(crate) struct Core {
     skip_special: bool,
     at_start: bool,
