@@ -174,3 +174,37 @@ fn no_messages_and_messages_that_are_not_objects_are_refused() {
         Err(RenderError::NotAnObject(0))
     ));
 }
+
+#[test]
+fn expressions_and_white_space_are_jinjas() {
+    let golden = support::json("jinja.json");
+    let data = golden["data"].as_object().unwrap();
+    let mut differences = Vec::new();
+    for case in golden["cases"].as_array().unwrap() {
+        let source = case["source"].as_str().unwrap();
+        let options = ChatOptions {
+            kwargs: Some(data),
+            add_generation_prompt: false,
+            ..ChatOptions::default()
+        };
+        let got = ChatTemplate::new(source, SpecialTokens::default())
+            .map_err(|e| e.to_string())
+            .and_then(|t| {
+                t.render(data["messages"].as_array().unwrap(), &options)
+                    .map_err(|e| e.to_string())
+            });
+        let is_same = match &case["text"] {
+            Value::String(expected) => got.as_ref() == Ok(expected),
+            _ => got.is_err(),
+        };
+        if !is_same {
+            differences.push(format!("{source:?}\n  got      {got:?}\n  expected {case}"));
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{} differences:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}

@@ -1,6 +1,6 @@
-//! Python's string methods that minijinja's compatibility layer lacks or does differently.
+//! Python's string and list methods that minijinja's compatibility layer lacks or does differently.
 
-use minijinja::value::{Kwargs, from_args};
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 /// Calls method `name` of `value`: ours first, then minijinja-contrib's.
@@ -14,6 +14,13 @@ pub(super) fn call(
         && let Some(result) = string_method(text, name, args)
     {
         return result;
+    }
+    if (value.kind(), name) == (ValueKind::Seq, "index") {
+        let (item,): (Value,) = from_args(args)?;
+        let index = value.try_iter()?.position(|other| other == item);
+        return index
+            .map(Value::from)
+            .ok_or_else(|| invalid("the value is not in the list"));
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }

@@ -22,12 +22,12 @@
 //! # Beginning of text
 //! If the vocabulary asks for a BOS, the prompt begins with exactly one, whether the template writes none, one or two.
 
-mod generation;
 mod guard;
 mod methods;
 mod python;
 mod render;
 mod repr;
+mod source;
 mod template;
 mod tojson;
 

@@ -16,6 +16,7 @@ pub(super) struct Raised(pub String);
 
 /// Adds functions, filters, tests and methods to `env`.
 pub(super) fn install(env: &mut Environment<'static>) {
+    minijinja_contrib::add_to_environment(env);
     env.set_formatter(|out, state, value| match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => out
             .write_str(&python_str(value, &marks(state)))
@@ -26,6 +27,26 @@ pub(super) fn install(env: &mut Environment<'static>) {
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson_filter);
+    env.add_filter("int", |value: &Value, default: Option<Value>| {
+        let whole = number(value).map(|x| x.trunc()).filter(|x| x.is_finite());
+        let exact = value
+            .as_str()
+            .map_or_else(|| value.as_i64(), |text| text.trim().parse().ok());
+        exact
+            .map(Value::from)
+            .or(whole.map(|x| Value::from(x as i64)))
+            .or(default)
+            .unwrap_or(Value::from(0))
+    });
+    env.add_filter("float", |value: &Value, default: Option<Value>| {
+        number(value)
+            .map(Value::from)
+            .or(default)
+            .unwrap_or(Value::from(0.0))
+    });
+    for name in ["e", "escape"] {
+        env.add_filter(name, |value: &Value| Value::from_safe_string(escape(value)));
+    }
     env.add_filter("string", |state: &mut State, value: &Value| {
         python_str(value, &marks(state))
     });
@@ -39,6 +60,35 @@ pub(super) fn install(env: &mut Environment<'static>) {
 fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Bytes, Map, Seq, String, Undefined};
     matches!(value.kind(), Seq | String | Map | Bytes | Undefined)
+}
+
+/// A number, or a string that reads as one; Jinja's `int` and `float` give their default for anything else.
+fn number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => text.trim().parse().ok(),
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => f64::try_from(value.clone()).ok(),
+    }
+}
+
+/// HTML escaping with the entities that MarkupSafe writes.
+fn escape(value: &Value) -> String {
+    let text = python_str(value, "");
+    if value.is_safe() {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// The guard's marks, which must reach the output as they are.

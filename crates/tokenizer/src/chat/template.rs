@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior};
 
-use super::generation::replace_generation_blocks;
 use super::python;
 use super::render::RenderError;
+use super::source::adapted;
 
 /// Why a template could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +86,7 @@ impl ChatTemplate {
         python::install(&mut env);
         let sources: BTreeMap<_, _> = sources.into_iter().collect();
         for (name, source) in &sources {
-            env.add_template_owned(name.clone(), replace_generation_blocks(source))
+            env.add_template_owned(name.clone(), adapted(source))
                 .map_err(|e| TemplateError {
                     name: name.clone(),
                     message: describe(&e),

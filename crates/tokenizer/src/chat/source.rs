@@ -1,30 +1,29 @@
-//! `{% generation %}` blocks.
+//! Template sources as minijinja must see them to render what Jinja renders.
 //!
-//! Hugging Face's extension marks the assistant's words in a template, for training. For rendering a block is what it
-//! encloses, in a scope of its own; that is what `{% with %}` is, so the tags are rewritten to it.
+//! - Hugging Face's `{% generation %}` blocks mark the assistant's words in a template, for training. For rendering a
+//!   block is what it encloses, in a scope of its own; that is what `{% with %}` is.
+//! - Jinja reads every line end as `\n`.
+//! - Jinja keeps a line end after `{% raw %}`, minijinja drops it unless told by `+`.
 
 use std::ops::Range;
 
-/// `source` with `generation` tags rewritten to `with` tags; white-space control (`{%-`, `-%}`) stays.
-pub(super) fn replace_generation_blocks(source: &str) -> String {
+/// `source` rewritten; white-space control (`{%-`, `-%}`) stays.
+pub(super) fn adapted(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
-    for name in generation_tags(source) {
-        out.push_str(&source[copied..name.start]);
-        out.push_str(if &source[name.clone()] == "generation" {
-            "with"
-        } else {
-            "endwith"
-        });
-        copied = name.end;
+    for (place, text) in edits(&source) {
+        out.push_str(&source[copied..place.start]);
+        out.push_str(text);
+        copied = place.end;
     }
     out.push_str(&source[copied..]);
     out
 }
 
-/// Where `generation` and `endgeneration` stand as the names of tags: not in comments, raw blocks or strings.
-fn generation_tags(source: &str) -> Vec<Range<usize>> {
-    let mut tags = Vec::new();
+/// What to replace by what, in order. Comments, raw blocks and strings are left alone.
+fn edits(source: &str) -> Vec<(Range<usize>, &'static str)> {
+    let mut edits = Vec::new();
     let mut at = 0;
     while let Some(open) = source[at..].find('{').map(|i| at + i) {
         let rest = &source[open..];
@@ -37,15 +36,21 @@ fn generation_tags(source: &str) -> Vec<Range<usize>> {
             let name = tag_name(source, open + 2);
             at = end;
             match &source[name.clone()] {
-                "generation" | "endgeneration" => tags.push(name),
-                "raw" => at = end_of_raw(source, end),
+                "generation" => edits.push((name, "with")),
+                "endgeneration" => edits.push((name, "endwith")),
+                "raw" => {
+                    if source[name.end..end].trim() == "%}" {
+                        edits.push((end - 2..end - 2, "+"));
+                    }
+                    at = end_of_raw(source, end);
+                }
                 _ => {}
             }
         } else {
             at = open + 1;
         }
     }
-    tags
+    edits
 }
 
 /// The name of the tag whose code starts at `from`.
@@ -97,13 +102,13 @@ fn end_of_raw(source: &str, from: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::replace_generation_blocks;
+    use super::adapted;
 
     #[test]
     fn tags_are_rewritten_with_their_white_space_control() {
         let source = "{%- generation -%}a{% endgeneration %}{%+generation+%}b{%-endgeneration-%}";
         let expected = "{%- with -%}a{% endwith %}{%+with+%}b{%-endwith-%}";
-        assert_eq!(replace_generation_blocks(source), expected);
+        assert_eq!(adapted(source), expected);
     }
 
     #[test]
@@ -111,13 +116,13 @@ mod tests {
         for source in [
             "generation {generation} { % generation % }",
             "{{ '{% generation %}' }}{% if x == \"{% generation %}\" %}\\'{% endif %}",
-            "{# {% generation %} #}{% raw %}{% generation %}{% endgeneration %}{%- endraw %}",
+            "{# {% generation %} #}{% raw -%}{% generation %}{% endgeneration %}{%- endraw %}",
             "{% set add_generation_prompt = generation %}",
             "{% generation",
             "é{",
         ] {
             assert_eq!(
-                replace_generation_blocks(source),
+                adapted(source),
                 source.replace(
                     "{% generation",
                     match source {
@@ -127,5 +132,13 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn line_ends_are_one_character_and_stay_after_raw() {
+        assert_eq!(
+            adapted("a\r\nb\rc{% raw %}\n{{ x }}{% endraw %}"),
+            "a\nb\nc{% raw +%}\n{{ x }}{% endraw %}"
+        );
     }
 }
