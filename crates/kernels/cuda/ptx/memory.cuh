@@ -1,0 +1,34 @@
+// Loads, stores and warp data movement with their order and scope in the name.
+#pragma once
+#include <cstdint>
+
+namespace izar::ptx {
+
+// Each of the four words is its own relaxed access.
+__device__ __forceinline__ uint4 ld_relaxed_gpu_v4(const uint4* address) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void st_relaxed_gpu_v4(uint4* address, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_relaxed_sys(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Transposes an 8 x 8 matrix of 16-bit elements held one pair a thread.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+
+}  // namespace izar::ptx

@@ -1,0 +1,74 @@
+//! The foreign functions: the CUDA runtime's, and one per operation in `cuda/ops/`.
+//!
+//! `ffi_stub.rs` has the same items for builds without CUDA.
+
+#![allow(non_snake_case)] // the runtime's own names
+
+use std::ffi::{c_char, c_void};
+
+pub(crate) use crate::ffi_types::*;
+
+unsafe extern "C" {
+    pub(crate) fn cudaGetErrorName(code: i32) -> *const c_char;
+    pub(crate) fn cudaGetDeviceCount(count: *mut i32) -> i32;
+    pub(crate) fn cudaSetDevice(ordinal: i32) -> i32;
+    pub(crate) fn cudaDeviceGetAttribute(value: *mut i32, attribute: i32, ordinal: i32) -> i32;
+    pub(crate) fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> i32;
+    pub(crate) fn cudaDeviceSynchronize() -> i32;
+    pub(crate) fn cudaMalloc(address: *mut *mut c_void, bytes: usize) -> i32;
+    pub(crate) fn cudaFree(address: *mut c_void) -> i32;
+    pub(crate) fn cudaMemcpyAsync(
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        kind: i32,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn cudaMemsetAsync(
+        to: *mut c_void,
+        byte: i32,
+        bytes: usize,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn cudaStreamCreateWithFlags(stream: *mut RawStream, flags: u32) -> i32;
+    pub(crate) fn cudaStreamDestroy(stream: RawStream) -> i32;
+    pub(crate) fn cudaStreamSynchronize(stream: RawStream) -> i32;
+    pub(crate) fn cudaStreamWaitEvent(stream: RawStream, event: RawEvent, flags: u32) -> i32;
+    pub(crate) fn cudaStreamBeginCapture(stream: RawStream, mode: i32) -> i32;
+    pub(crate) fn cudaStreamEndCapture(stream: RawStream, graph: *mut RawGraph) -> i32;
+    pub(crate) fn cudaEventCreateWithFlags(event: *mut RawEvent, flags: u32) -> i32;
+    pub(crate) fn cudaEventDestroy(event: RawEvent) -> i32;
+    pub(crate) fn cudaEventRecord(event: RawEvent, stream: RawStream) -> i32;
+    pub(crate) fn cudaEventSynchronize(event: RawEvent) -> i32;
+    pub(crate) fn cudaEventElapsedTime(ms: *mut f32, start: RawEvent, end: RawEvent) -> i32;
+    pub(crate) fn cudaGraphInstantiate(exec: *mut RawGraphExec, graph: RawGraph, flags: u64)
+    -> i32;
+    pub(crate) fn cudaGraphUpload(exec: RawGraphExec, stream: RawStream) -> i32;
+    pub(crate) fn cudaGraphLaunch(exec: RawGraphExec, stream: RawStream) -> i32;
+    pub(crate) fn cudaGraphGetNodes(graph: RawGraph, nodes: *mut c_void, count: *mut usize) -> i32;
+    pub(crate) fn cudaGraphDestroy(graph: RawGraph) -> i32;
+    pub(crate) fn cudaGraphExecDestroy(exec: RawGraphExec) -> i32;
+
+    pub(crate) fn izar_decode_projection(
+        args: *const DecodeProjectionArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_reference_projection(
+        weight: *const c_void,
+        x: *const c_void,
+        y: *mut c_void,
+        num_rows: u32,
+        depth: u32,
+        num_tokens: u32,
+        x_stride: u32,
+        swiglu: u32,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_fill_random(
+        out: *mut c_void,
+        count: u64,
+        seed: u32,
+        scale: f32,
+        stream: RawStream,
+    ) -> i32;
+}

@@ -1,0 +1,52 @@
+//! The foreign functions of a build without CUDA: same items as `ffi.rs`, each answers [`NOT_BUILT`].
+
+#![allow(non_snake_case)] // the runtime's own names
+
+use std::ffi::{c_char, c_void};
+
+pub(crate) use crate::ffi_types::*;
+
+pub(crate) unsafe fn cudaGetErrorName(_: i32) -> *const c_char {
+    c"built without CUDA".as_ptr()
+}
+
+macro_rules! not_built {
+    ($($name:ident($($argument:ty),*);)*) => {$(
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) unsafe fn $name($(_: $argument),*) -> i32 {
+            NOT_BUILT
+        }
+    )*};
+}
+
+not_built! {
+    cudaGetDeviceCount(*mut i32);
+    cudaSetDevice(i32);
+    cudaDeviceGetAttribute(*mut i32, i32, i32);
+    cudaMemGetInfo(*mut usize, *mut usize);
+    cudaDeviceSynchronize();
+    cudaMalloc(*mut *mut c_void, usize);
+    cudaFree(*mut c_void);
+    cudaMemcpyAsync(*mut c_void, *const c_void, usize, i32, RawStream);
+    cudaMemsetAsync(*mut c_void, i32, usize, RawStream);
+    cudaStreamCreateWithFlags(*mut RawStream, u32);
+    cudaStreamDestroy(RawStream);
+    cudaStreamSynchronize(RawStream);
+    cudaStreamWaitEvent(RawStream, RawEvent, u32);
+    cudaStreamBeginCapture(RawStream, i32);
+    cudaStreamEndCapture(RawStream, *mut RawGraph);
+    cudaEventCreateWithFlags(*mut RawEvent, u32);
+    cudaEventDestroy(RawEvent);
+    cudaEventRecord(RawEvent, RawStream);
+    cudaEventSynchronize(RawEvent);
+    cudaEventElapsedTime(*mut f32, RawEvent, RawEvent);
+    cudaGraphInstantiate(*mut RawGraphExec, RawGraph, u64);
+    cudaGraphUpload(RawGraphExec, RawStream);
+    cudaGraphLaunch(RawGraphExec, RawStream);
+    cudaGraphGetNodes(RawGraph, *mut c_void, *mut usize);
+    cudaGraphDestroy(RawGraph);
+    cudaGraphExecDestroy(RawGraphExec);
+    izar_decode_projection(*const DecodeProjectionArgs, RawStream);
+    izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
+    izar_fill_random(*mut c_void, u64, u32, f32, RawStream);
+}

@@ -1,0 +1,48 @@
+//! Types of the foreign functions, shared by the real ones and the stub.
+
+use std::ffi::c_void;
+
+/// What the stub's functions answer; no code of the CUDA runtime.
+pub(crate) const NOT_BUILT: i32 = -1;
+
+macro_rules! handles {
+    ($($name:ident),*) => {$(
+        /// An opaque handle of the CUDA runtime.
+        #[repr(transparent)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) struct $name(pub(crate) *mut c_void);
+
+        // SAFETY: a handle is a name that the runtime looks up; its functions are thread-safe.
+        unsafe impl Send for $name {}
+        // SAFETY: as above; nothing is read through the pointer.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            pub(crate) const NULL: Self = Self(std::ptr::null_mut());
+        }
+    )*};
+}
+
+handles!(RawStream, RawEvent, RawGraph, RawGraphExec);
+
+/// Mirrors `IzarDecodeProjectionArgs`.
+#[repr(C)]
+pub(crate) struct DecodeProjectionArgs {
+    pub(crate) weight: *const c_void,
+    pub(crate) x: *const c_void,
+    pub(crate) bias: *const c_void,
+    pub(crate) residual: *const c_void,
+    pub(crate) y: *mut c_void,
+    pub(crate) parts: *mut c_void,
+    pub(crate) error: *mut c_void,
+    pub(crate) num_rows: u32,
+    pub(crate) depth: u32,
+    pub(crate) num_tokens: u32,
+    pub(crate) x_stride: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) residual_stride: u32,
+    pub(crate) num_blocks: u32,
+    pub(crate) swiglu: u32,
+}
+
+const _: () = assert!(size_of::<DecodeProjectionArgs>() == 88);

@@ -1,0 +1,49 @@
+//! CUDA kernels, their build, and safe wrappers of what runs them: devices, device memory, streams,
+//! events and graphs.
+//!
+//! Not a general CUDA binding: it holds what the engine needs and nothing else. Only this crate sees
+//! CUDA types.
+//!
+//! - **Without the feature `cuda`** the API is the same and nothing is linked: the foreign functions
+//!   are replaced by ones that report [`CudaError::NotBuilt`].
+//! - **With it** the CUDA runtime is linked statically and finds the driver at run time. A binary
+//!   starts on a machine without one; [`Device::open`] then says so.
+//!
+//! # Ownership and order
+//! Device memory is shared with work in flight, so a [`DeviceBuffer`] is written through a shared
+//! reference: order comes from [`Stream`]s, not from borrows. Freeing a buffer waits for the device.
+//! A captured [`Graph`] holds addresses, not buffers: launching it is `unsafe` for that reason alone.
+//! Every type may move between threads; each call makes its device current on the calling thread.
+//!
+//! # Kernels
+//! One module per operation, named like its file in `cuda/ops/`. A wrapper checks shapes, strides and
+//! alignment once, then launches; it allocates nothing and can be captured into a graph.
+
+mod decode_projection;
+mod device;
+mod error;
+#[cfg(feature = "cuda")]
+mod ffi;
+#[cfg(not(feature = "cuda"))]
+#[path = "ffi_stub.rs"]
+mod ffi;
+mod ffi_types;
+mod fill_random;
+mod graph;
+mod matrix;
+mod memory;
+mod reference_projection;
+mod stream;
+
+pub use decode_projection::{
+    DecodeProjection, DecodeProjectionError, Epilogue, MAX_DECODE_TOKENS, ProjectionWorkspace,
+    decode_projection,
+};
+pub use device::Device;
+pub use error::CudaError;
+pub use fill_random::fill_random;
+pub use graph::{Graph, GraphExec};
+pub use matrix::{Matrix, MatrixError};
+pub use memory::DeviceBuffer;
+pub use reference_projection::reference_projection;
+pub use stream::{Event, Stream};

@@ -1,0 +1,129 @@
+//! Views of bf16 matrices in device memory.
+
+use std::ffi::c_void;
+
+use half::bf16;
+
+use crate::memory::DeviceBuffer;
+
+/// `rows` rows of `cols` contiguous bf16 elements, `stride` elements apart, inside a buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    buffer: &'a DeviceBuffer<bf16>,
+    offset: usize,
+    rows: u32,
+    cols: u32,
+    stride: u32,
+}
+
+/// A view that does not lie inside its buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("[{rows}, {cols}] with stride {stride} at {offset} is outside a buffer of {len} elements")]
+pub struct MatrixError {
+    rows: u32,
+    cols: u32,
+    stride: u32,
+    offset: usize,
+    len: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A dense matrix at the start of `buffer`.
+    ///
+    /// # Errors
+    /// [`MatrixError`] if it does not fit.
+    pub fn dense(
+        buffer: &'a DeviceBuffer<bf16>,
+        rows: u32,
+        cols: u32,
+    ) -> Result<Self, MatrixError> {
+        Self::strided(buffer, 0, rows, cols, cols)
+    }
+
+    /// Any matrix in `buffer`; `offset` and `stride` in elements.
+    ///
+    /// # Errors
+    /// [`MatrixError`] if it does not fit, is empty, or its rows overlap.
+    pub fn strided(
+        buffer: &'a DeviceBuffer<bf16>,
+        offset: usize,
+        rows: u32,
+        cols: u32,
+        stride: u32,
+    ) -> Result<Self, MatrixError> {
+        if !fits(buffer.len(), offset, rows, cols, stride) {
+            return Err(MatrixError {
+                rows,
+                cols,
+                stride,
+                offset,
+                len: buffer.len(),
+            });
+        }
+        Ok(Self {
+            buffer,
+            offset,
+            rows,
+            cols,
+            stride,
+        })
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn cols(&self) -> u32 {
+        self.cols
+    }
+
+    /// Elements from one row to the next.
+    #[must_use]
+    pub fn stride(&self) -> u32 {
+        self.stride
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.buffer.address_of(self.offset)
+    }
+}
+
+fn fits(len: usize, offset: usize, rows: u32, cols: u32, stride: u32) -> bool {
+    if rows == 0 || cols == 0 || (stride < cols && rows > 1) {
+        return false;
+    }
+    let last = u64::from(rows - 1) * u64::from(stride) + u64::from(cols);
+    (offset as u64)
+        .checked_add(last)
+        .is_some_and(|end| end <= len as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fits;
+
+    #[test]
+    fn a_view_ends_with_its_last_row_not_its_last_stride() {
+        assert!(fits(22, 0, 3, 2, 10));
+        assert!(!fits(21, 0, 3, 2, 10));
+        assert!(!fits(22, 1, 3, 2, 10));
+    }
+
+    #[test]
+    fn empty_and_overlapping_views_are_refused() {
+        assert!(!fits(100, 0, 0, 4, 4));
+        assert!(!fits(100, 0, 4, 0, 4));
+        assert!(!fits(100, 0, 4, 4, 3));
+        assert!(fits(100, 0, 1, 4, 0), "one row has no next row");
+    }
+
+    #[test]
+    fn sizes_beyond_32_bits_do_not_wrap() {
+        assert!(!fits(1 << 20, 0, u32::MAX, 1, u32::MAX));
+        assert!(!fits(1 << 20, usize::MAX, 1, 1, 1));
+    }
+}
