@@ -64,6 +64,12 @@ unsafe extern "C" {
         swiglu: u32,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_read_stream(
+        input: *const c_void,
+        bytes: u64,
+        out: *mut c_void,
+        stream: RawStream,
+    ) -> i32;
     pub(crate) fn izar_fill_random(
         out: *mut c_void,
         count: u64,

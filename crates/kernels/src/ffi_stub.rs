@@ -48,5 +48,6 @@ not_built! {
     cudaGraphExecDestroy(RawGraphExec);
     izar_decode_projection(*const DecodeProjectionArgs, RawStream);
     izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
+    izar_read_stream(*const c_void, u64, *mut c_void, RawStream);
     izar_fill_random(*mut c_void, u64, u32, f32, RawStream);
 }

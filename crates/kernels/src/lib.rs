@@ -32,6 +32,7 @@ mod fill_random;
 mod graph;
 mod matrix;
 mod memory;
+mod read_stream;
 mod reference_projection;
 mod stream;
 
@@ -45,5 +46,6 @@ pub use fill_random::fill_random;
 pub use graph::{Graph, GraphExec};
 pub use matrix::{Matrix, MatrixError};
 pub use memory::DeviceBuffer;
+pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;
 pub use stream::{Event, Stream};

@@ -1,5 +1,7 @@
 //! Streams, which order work on a device, and events, which time it and order streams.
 
+use std::ffi::c_void;
+
 use crate::device::Device;
 use crate::error::{CudaError, check};
 use crate::ffi::{self, RawEvent, RawStream};
@@ -57,6 +59,12 @@ impl Stream {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The runtime's handle, for a library that takes one. Valid while `self` lives.
+    #[must_use]
+    pub fn raw_handle(&self) -> *mut c_void {
+        self.raw.0
     }
 
     /// The handle, with its device made current so that a launch can follow.
