@@ -3,5 +3,8 @@
 //! The engine never sees text or HTTP; it meets front ends only through the ring.
 
 pub mod cpu;
+mod cpu_engine;
 pub mod driver;
 pub mod sampling;
+
+pub use cpu_engine::{CpuEngine, CpuEngineOptions, CpuStartError, CpuSummary};

@@ -54,6 +54,14 @@ impl BatchEntry {
 }
 
 impl Batch<'_> {
+    /// The block ids of a row.
+    ///
+    /// # Panics
+    /// If the row is outside `block_tables`.
+    pub fn block_table(&self, row: u32) -> &[u32] {
+        &self.block_tables[row as usize * self.blocks_per_row..][..self.blocks_per_row]
+    }
+
     /// Rows of logits the step produces.
     pub fn num_logit_rows(&self) -> usize {
         self.entries.iter().map(BatchEntry::num_logit_rows).sum()

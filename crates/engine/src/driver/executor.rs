@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use izar_ring::{EngineError, LogprobEntry};
+use izar_ring::{EngineError, LogitBias, LogprobEntry};
 use thiserror::Error;
 
 use crate::sampling::SamplingParams;
@@ -50,7 +50,7 @@ pub struct RowBinding {
     /// One bit per vocabulary entry, low bit first, 0 forbids the token; empty for none forbidden.
     pub token_mask: Vec<u32>,
     /// Token id and addend.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Vec<LogitBias>,
     /// Banned token sequences, each its length followed by its ids.
     pub bad_words: Vec<u32>,
     /// Prompt tokens and then the tokens generated so far.

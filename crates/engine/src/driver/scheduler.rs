@@ -150,12 +150,12 @@ impl Scheduler {
                 .reap_expired_leases(now, &mut |event| events.push(event));
         }
         let mut events = std::mem::take(&mut self.events);
-        let mut completed_some = false;
+        let mut changed = false;
         for event in events.drain(..) {
-            completed_some |= self.handle(event, now);
+            changed |= self.handle(event, now);
         }
         self.events = events;
-        if completed_some {
+        if changed {
             self.ring.doorbell().ring();
         }
     }
@@ -165,12 +165,12 @@ impl Scheduler {
         self.ring.scan(&mut |event| events.push(event));
     }
 
-    /// Returns whether a request was completed.
+    /// Returns whether a slot's state changed, which front ends that sleep should learn.
     fn handle(&mut self, event: SlotEvent, now: u64) -> bool {
         match event {
             SlotEvent::Submitted { slot } => self.admit(slot, now),
             SlotEvent::Cancelled { slot } => self.cancel(slot, now),
-            SlotEvent::Recycled { .. } => false,
+            SlotEvent::Recycled { .. } => true,
         }
     }
 
@@ -322,7 +322,7 @@ impl Scheduler {
             .extend_from_slice(self.ring.token_mask(slot));
         binding
             .logit_bias
-            .extend(self.ring.logit_bias(slot).iter().map(|b| (b.token, b.bias)));
+            .extend_from_slice(self.ring.logit_bias(slot));
         binding
             .bad_words
             .extend_from_slice(self.ring.bad_words(slot).rest());
