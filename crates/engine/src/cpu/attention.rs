@@ -182,8 +182,8 @@ impl<T: KvElement> Attention<'_, T> {
     ) {
         let columns = self.kv.shape.padded_dim() / LANES;
         let mut panels = [std::ptr::null::<T>(); PANELS];
-        for p in 0..tile.div_ceil(LANES) {
-            panels[p] = self
+        for (p, panel) in panels.iter_mut().enumerate().take(tile.div_ceil(LANES)) {
+            *panel = self
                 .kv
                 .values(self.layer, self.panel(base + p * LANES), self.kv_head);
         }

@@ -17,13 +17,13 @@ pub(super) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         let x = S::min(S::splat(88.0), S::max(S::splat(-88.0), x));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         let whole = S::to_f32(n);
-        let r = S::fma(whole, S::splat(-0.693_359_375), x);
+        let r = S::fma(whole, S::splat(-0.693_359_4), x);
         let r = S::fma(whole, S::splat(2.121_944_4e-4), r);
         let p = S::fma(S::splat(1.987_569_1e-4), r, S::splat(1.398_199_9e-3));
         let p = S::fma(p, r, S::splat(8.333_452e-3));
         let p = S::fma(p, r, S::splat(4.166_579_6e-2));
         let p = S::fma(p, r, S::splat(1.666_666_5e-1));
-        let p = S::fma(p, r, S::splat(5.000_000_1e-1));
+        let p = S::fma(p, r, S::splat(0.5));
         let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
         S::mul(p, S::exp2i(n))
     }

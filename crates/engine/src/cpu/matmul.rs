@@ -170,7 +170,7 @@ unsafe fn integer<W: Quantized>(isa: Isa, operands: Operands, num_tokens: usize)
     for_each_token_tile(isa, num_tokens, false, |first, width| {
         // SAFETY: the caller's contract; `first + width` is within the block.
         unsafe {
-            let operands = operands.from_token(first);
+            let operands = operands.skip_tokens(first);
             match width {
                 1 => run(isa, IntegerTile::<W, 1>(operands, PhantomData)),
                 2 => run(isa, IntegerTile::<W, 2>(operands, PhantomData)),
@@ -187,7 +187,7 @@ unsafe fn float<W: Format>(isa: Isa, operands: Operands, num_tokens: usize) {
     for_each_token_tile(isa, num_tokens, true, |first, width| {
         // SAFETY: as in `integer`.
         unsafe {
-            let operands = operands.from_token(first);
+            let operands = operands.skip_tokens(first);
             match width {
                 1 => run(isa, FloatTile::<W, 1, 4>(operands, PhantomData)),
                 4 => run(isa, FloatTile::<W, 4, 1>(operands, PhantomData)),
@@ -198,8 +198,8 @@ unsafe fn float<W: Format>(isa: Isa, operands: Operands, num_tokens: usize) {
 }
 
 impl Operands {
-    /// The same product for the tokens from `token` on.
-    unsafe fn from_token(mut self, token: usize) -> Self {
+    /// The same product without the first `token` tokens.
+    unsafe fn skip_tokens(mut self, token: usize) -> Self {
         // Null stays unused; wrapping arithmetic keeps it defined.
         self.codes = self.codes.wrapping_add(token * GROUP);
         self.meta = self.meta.wrapping_add(token);
@@ -303,13 +303,15 @@ unsafe fn dot_steps<S: Simd, W: Quantized, const FROM: usize, const TO: usize>(
             Some(shift) => S::splat_i32(sum.wrapping_neg() << shift),
             None => S::splat_i32(0),
         };
-        for step in FROM..TO {
+        let mut step = FROM;
+        while step < TO {
             let acts = acts.add(4 * step);
             dot = if W::WIDE {
                 S::dot_wide(dot, weights[step], acts)
             } else {
                 S::dot(dot, weights[step], acts)
             };
+            step += 1;
         }
         dot
     }

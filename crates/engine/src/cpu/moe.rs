@@ -144,11 +144,9 @@ impl MoeStep {
             step.product(
                 router,
                 tile..tile + 1,
-                &step.normed,
-                block,
+                (&step.normed, block),
                 count,
-                scratch,
-                LANES,
+                (scratch, LANES),
             );
             for m in 0..count {
                 // SAFETY: the token's scores are this item's.
@@ -266,11 +264,9 @@ impl MoeStep {
                 step.product(
                     matrix,
                     tiles.clone(),
-                    &self.inner,
-                    block,
+                    (&self.inner, block),
                     count,
-                    scratch,
-                    stride,
+                    (scratch, stride),
                 );
                 for (m, sums) in scratch.chunks_exact(stride).take(count).enumerate() {
                     // SAFETY: these columns of the row are this item's.

@@ -91,13 +91,15 @@ impl Plan {
             first_tokens,
             attention_items,
         } = self;
-        (
-            positions.clear(),
-            kv_slots.clear(),
-            logit_tokens.clear(),
-            first_tokens.clear(),
-            attention_items.clear(),
-        );
+        for list in [
+            &mut *positions,
+            kv_slots,
+            logit_tokens,
+            first_tokens,
+            attention_items,
+        ] {
+            list.clear();
+        }
         let mut items = 0;
         for entry in batch.entries {
             assert!(entry.num_tokens > 0, "an entry without tokens");
@@ -284,16 +286,14 @@ impl Step<'_> {
         unsafe { self.scratch.slice_mut(rank.rank() * SCRATCH, SCRATCH) }
     }
 
-    /// `out[m][..]` = tiles × tokens of one block.
+    /// Tiles × tokens of one block: token `m`'s results start at `out[m * stride]`.
     pub(super) fn product(
         &self,
         matrix: &Matrix,
         tiles: std::ops::Range<usize>,
-        acts: &ActsView,
-        block: usize,
+        (acts, block): (&ActsView, usize),
         num_tokens: usize,
-        out: &mut [f32],
-        stride: usize,
+        (out, stride): (&mut [f32], usize),
     ) {
         TileProduct {
             matrix,
@@ -353,11 +353,9 @@ impl Step<'_> {
                 self.product(
                     &projection.matrix,
                     tiles,
-                    &self.normed,
-                    block,
+                    (&self.normed, block),
                     count,
-                    scratch,
-                    stride,
+                    (scratch, stride),
                 );
                 for (m, row) in scratch.chunks_exact_mut(stride).take(count).enumerate() {
                     self.put_head(kv, index, part, head, first + m, row, &recipe);
@@ -498,7 +496,13 @@ impl Step<'_> {
             let (scratch, stride) = (self.scratch(rank), tiles.len() * LANES);
             let columns = tiles.start * LANES..matrix.rows.min(tiles.end * LANES);
             for (block, first, count) in tokens.blocks(acts.width) {
-                self.product(matrix, tiles.clone(), acts, block, count, scratch, stride);
+                self.product(
+                    matrix,
+                    tiles.clone(),
+                    (acts, block),
+                    count,
+                    (scratch, stride),
+                );
                 for (m, sums) in scratch.chunks_exact(stride).take(count).enumerate() {
                     let at = (first + m) * self.hidden + columns.start;
                     // SAFETY: these columns of the token's row are this item's.
@@ -547,20 +551,16 @@ impl Step<'_> {
         self.product(
             &mlp.gate,
             tiles.clone(),
-            acts,
-            block,
+            (acts, block),
             num_tokens,
-            scratch,
-            STRIDE,
+            (scratch, STRIDE),
         );
         self.product(
             &mlp.up,
             tiles,
-            acts,
-            block,
+            (acts, block),
             num_tokens,
-            &mut scratch[GROUP..],
-            STRIDE,
+            (&mut scratch[GROUP..], STRIDE),
         );
         self.kernel(SwiGlu {
             projected: scratch,
@@ -601,11 +601,9 @@ impl Step<'_> {
                 self.product(
                     matrix,
                     tiles.clone(),
-                    &self.normed_rows,
-                    block,
+                    (&self.normed_rows, block),
                     count,
-                    scratch,
-                    stride,
+                    (scratch, stride),
                 );
                 for (m, sums) in scratch.chunks_exact(stride).take(count).enumerate() {
                     let at = (first + m) * vocab + columns.start;

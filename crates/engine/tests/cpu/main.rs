@@ -1,0 +1,5 @@
+//! The CPU forward pass against transformers' logits, and against itself under every way of cutting the same work.
+
+mod fixtures;
+mod harness;
+mod invariance;
