@@ -71,7 +71,10 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 impl<T> Shared<T> {
     /// A view of `slice`, which stays borrowed only as long as the caller sees to it.
     pub(super) fn of(slice: &mut [T]) -> Self {
-        Self { base: slice.as_mut_ptr(), len: slice.len() }
+        Self {
+            base: slice.as_mut_ptr(),
+            len: slice.len(),
+        }
     }
 
     /// Address of element `index`, from which `count` elements may be accessed.
