@@ -33,8 +33,8 @@ pub(crate) struct AddedToken {
     pub special: bool,
 }
 
-/// Finds special tokens in a text, leftmost first and longest first, as Hugging Face does.
-pub(crate) struct SpecialMatcher {
+/// Finds some of the added tokens in a text, leftmost first and longest first, as Hugging Face does.
+pub(crate) struct AddedMatcher {
     tokens: Vec<AddedToken>,
     automaton: Option<AhoCorasick>,
     /// Proper prefixes and suffixes of tokens, without bare words.
@@ -46,37 +46,36 @@ pub(crate) struct SpecialMatcher {
     max_len: usize,
 }
 
-/// What an occurrence of a special token is.
+/// What an occurrence of an added token's text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// A control token.
-    Control,
+    /// The token.
+    Token,
     /// Text, as a whole.
     Text,
     /// No occurrence at all: its parts do not belong together.
     Broken,
 }
 
-/// A special token found in a text; `span` includes white space that the token swallows.
+/// An added token found in a text; `span` includes white space that the token swallows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SpecialMatch {
+pub(crate) struct AddedMatch {
     pub id: u32,
     pub span: Range<usize>,
 }
 
-impl SpecialMatcher {
-    /// A matcher for the special ones among `added`.
-    pub fn new(added: &[AddedToken]) -> Self {
-        let tokens: Vec<_> = added
-            .iter()
-            .filter(|t| t.special && !t.content.is_empty())
-            .cloned()
+impl AddedMatcher {
+    /// A matcher for `tokens`.
+    pub fn new(tokens: Vec<AddedToken>) -> Self {
+        let tokens: Vec<_> = tokens
+            .into_iter()
+            .filter(|t| !t.content.is_empty())
             .collect();
         let automaton = (!tokens.is_empty()).then(|| {
             AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostLongest)
                 .build(tokens.iter().map(|t| t.content.as_bytes()))
-                .expect("a vocabulary's special tokens fit an automaton")
+                .expect("a vocabulary's added tokens fit an automaton")
         });
         let max_len = tokens.iter().map(|t| t.content.len()).max().unwrap_or(0);
         let fragments = |cut: fn(&str, usize) -> &str| {
@@ -108,7 +107,7 @@ impl SpecialMatcher {
         }
     }
 
-    /// Whether `text` begins in the middle of a special token (or lies in one as a whole), other than with a bare word.
+    /// Whether `text` begins in the middle of a token (or lies in one as a whole), other than with a bare word.
     pub fn starts_inside(&self, text: &str) -> bool {
         let near = text.bytes().take(self.max_len).enumerate();
         let ends = near
@@ -120,7 +119,7 @@ impl SpecialMatcher {
         }) || self.lies_inside(text)
     }
 
-    /// Whether `text` ends in the middle of a special token (or lies in one as a whole), other than with a bare word.
+    /// Whether `text` ends in the middle of a token (or lies in one as a whole), other than with a bare word.
     pub fn ends_inside(&self, text: &str) -> bool {
         let from = text.len().saturating_sub(self.max_len);
         let near = text.bytes().enumerate().skip(from);
@@ -142,11 +141,6 @@ impl SpecialMatcher {
                 .any(|t| t.content.len() > text.len() && t.content.contains(text))
     }
 
-    /// The special tokens' texts.
-    pub fn contents(&self) -> impl Iterator<Item = &str> {
-        self.tokens.iter().map(|t| t.content.as_str())
-    }
-
     /// Byte ranges of every occurrence, without swallowed white space. Ranges do not overlap.
     pub fn occurrences<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
         self.automaton
@@ -155,12 +149,12 @@ impl SpecialMatcher {
             .map(|m| m.range())
     }
 
-    /// The occurrences in `text` that `judge` (given the bare range) finds to be control tokens, in order.
+    /// The occurrences in `text` that `judge` (given the bare range) finds to be tokens, in order.
     pub fn find(
         &self,
         text: &str,
         mut judge: impl FnMut(&Range<usize>) -> Verdict,
-    ) -> Vec<SpecialMatch> {
+    ) -> Vec<AddedMatch> {
         let Some(automaton) = &self.automaton else {
             return Vec::new();
         };
@@ -180,11 +174,11 @@ impl SpecialMatcher {
                         range.start + text[range.start..].chars().next().map_or(1, char::len_utf8)
                 }
                 Verdict::Text => from = range.end,
-                Verdict::Control => {
+                Verdict::Token => {
                     from = range.end;
                     let span = widened(text, token, range, covered);
                     covered = span.end;
-                    found.push(SpecialMatch { id: token.id, span });
+                    found.push(AddedMatch { id: token.id, span });
                 }
             }
         }

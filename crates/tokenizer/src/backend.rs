@@ -7,20 +7,21 @@
 use std::sync::OnceLock;
 
 use fastokens::AddedTokenPolicy;
-use tokenizers::Tokenizer as Reference;
+use tokenizers::{AddedVocabulary, Tokenizer as Reference};
 
 use crate::definition::Definition;
 use crate::error::{EncodeError, TokenizerError};
 
 mod selfcheck;
 
-/// Whether special tokens written in the text are control tokens.
+/// Which added tokens are matched in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Specials {
-    /// They are.
-    Control,
-    /// They are text.
-    Text,
+pub(crate) enum Added {
+    All,
+    /// All but the special ones, which are text.
+    Ordinary,
+    /// None: they are all text.
+    None,
 }
 
 /// Where a piece stands in its text: SentencePiece vocabularies may put a space before the first.
@@ -43,12 +44,13 @@ pub(crate) struct Fast {
     fallback: OnceLock<Option<ReferenceSet>>,
 }
 
-/// `tokenizers` holds "special tokens are text" as a property of the whole tokenizer, so there is one instance per
+/// `tokenizers` holds which added tokens it matches as a property of the whole tokenizer, so there is one instance per
 /// way of encoding, made when first needed.
 pub(crate) struct ReferenceSet {
-    control: Reference,
-    text: OnceLock<Reference>,
-    /// `text` for a piece that is not at the start; only where the pre-tokenizer cares.
+    all: Reference,
+    ordinary: OnceLock<Reference>,
+    none: OnceLock<Reference>,
+    /// `none` for a piece that is not at the start; only where the pre-tokenizer cares.
     later: Option<OnceLock<Reference>>,
 }
 
@@ -101,7 +103,7 @@ impl Backend {
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
             Self::Fast(fast) => fast.tokenizer.token_to_id(token),
-            Self::Reference(reference) => reference.control.token_to_id(token),
+            Self::Reference(reference) => reference.all.token_to_id(token),
         }
     }
 
@@ -109,22 +111,23 @@ impl Backend {
     pub fn encode(
         &self,
         text: &str,
-        specials: Specials,
+        added: Added,
         place: Place,
         out: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
         match self {
-            Self::Fast(fast) => fast.encode(text, specials, place, out),
-            Self::Reference(reference) => reference.encode(text, specials, place, out),
+            Self::Fast(fast) => fast.encode(text, added, place, out),
+            Self::Reference(reference) => reference.encode(text, added, place, out),
         }
     }
 }
 
 impl Fast {
-    fn try_encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, fastokens::Error> {
-        let policy = match specials {
-            Specials::Control => AddedTokenPolicy::All,
-            Specials::Text => AddedTokenPolicy::SkipSpecial,
+    fn try_encode(&self, text: &str, added: Added) -> Result<Vec<u32>, fastokens::Error> {
+        let policy = match added {
+            Added::All => AddedTokenPolicy::All,
+            Added::Ordinary => AddedTokenPolicy::SkipSpecial,
+            Added::None => AddedTokenPolicy::None,
         };
         self.tokenizer.encode_with_policy(text, false, policy)
     }
@@ -132,11 +135,11 @@ impl Fast {
     fn encode(
         &self,
         text: &str,
-        specials: Specials,
+        added: Added,
         place: Place,
         out: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
-        match self.try_encode(text, specials) {
+        match self.try_encode(text, added) {
             Ok(ids) => {
                 out.extend_from_slice(&ids);
                 Ok(())
@@ -147,7 +150,7 @@ impl Fast {
                     .fallback
                     .get_or_init(|| ReferenceSet::from_json(&self.json, false).ok());
                 match reference {
-                    Some(reference) => reference.encode(text, specials, place, out),
+                    Some(reference) => reference.encode(text, added, place, out),
                     None => Err(EncodeError(error.to_string())),
                 }
             }
@@ -157,42 +160,47 @@ impl Fast {
 
 impl ReferenceSet {
     fn from_json(json: &[u8], first_only: bool) -> Result<Self, TokenizerError> {
-        let control =
+        let all =
             Reference::from_bytes(json).map_err(|e| TokenizerError::Refused(e.to_string()))?;
         Ok(Self {
-            control,
-            text: OnceLock::new(),
+            all,
+            ordinary: OnceLock::new(),
+            none: OnceLock::new(),
             later: first_only.then(OnceLock::new),
         })
     }
 
-    fn get(&self, specials: Specials, place: Place) -> &Reference {
-        let text = || {
-            let mut text = self.control.clone();
-            text.set_encode_special_tokens(true);
-            text
-        };
-        match (specials, place, &self.later) {
-            (Specials::Control, _, _) => &self.control,
-            (Specials::Text, Place::Later, Some(later)) => later.get_or_init(|| {
-                let mut later = text();
+    fn get(&self, added: Added, place: Place) -> &Reference {
+        match (added, place, &self.later) {
+            (Added::All, _, _) => &self.all,
+            (Added::Ordinary, _, _) => self.ordinary.get_or_init(|| {
+                let mut ordinary = self.all.clone();
+                ordinary.set_encode_special_tokens(true);
+                ordinary
+            }),
+            (Added::None, Place::Later, Some(later)) => later.get_or_init(|| {
+                let mut later = self.get(Added::None, Place::Start).clone();
                 let step = later.get_pre_tokenizer().cloned().map(without_prepend);
                 later.with_pre_tokenizer(step);
                 later
             }),
-            (Specials::Text, _, _) => self.text.get_or_init(text),
+            (Added::None, _, _) => self.none.get_or_init(|| {
+                let mut none = self.all.clone();
+                none.with_added_vocabulary(AddedVocabulary::new());
+                none
+            }),
         }
     }
 
     fn encode(
         &self,
         text: &str,
-        specials: Specials,
+        added: Added,
         place: Place,
         out: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
         let encoding = self
-            .get(specials, place)
+            .get(added, place)
             .encode_fast(text, false)
             .map_err(|e| EncodeError(e.to_string()))?;
         out.extend_from_slice(encoding.get_ids());

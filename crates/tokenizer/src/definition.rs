@@ -9,6 +9,9 @@ use serde_json::Value;
 use crate::added::AddedToken;
 use crate::error::TokenizerError;
 
+/// Tables by id have this many entries at most; no vocabulary comes near.
+const MAX_IDS: u32 = 1 << 24;
+
 /// A parsed `tokenizer.json`.
 pub(crate) struct Definition {
     /// The JSON for the back ends.
@@ -59,6 +62,13 @@ impl Definition {
                 .map_err(|e| malformed(format!("added_tokens: {e}"), "a list of added tokens"))?,
         };
         let vocab = read_vocab(&json["model"])?;
+        let ids = vocab
+            .iter()
+            .map(|(id, _)| *id)
+            .chain(added.iter().map(|t: &AddedToken| t.id));
+        if ids.max().is_some_and(|id| id >= MAX_IDS) {
+            return Err(malformed("a token id", "an id below 2^24"));
+        }
         let (prefix, suffix) = read_frame(&json["post_processor"])?;
         let decoder = read_decoder(&json["decoder"])?;
         let Some(object) = json.as_object_mut() else {
@@ -110,7 +120,7 @@ pub(crate) fn malformed(what: impl Into<String>, expected: &'static str) -> Toke
 
 /// BPE, WordPiece and WordLevel keep a map, Unigram a list of `[token, score]`.
 fn read_vocab(model: &Value) -> Result<Vec<(u32, String)>, TokenizerError> {
-    let id_of = |id: u64| u32::try_from(id).map_err(|_| malformed("model.vocab", "ids below 2^32"));
+    let id_of = |id: u64| u32::try_from(id).map_err(|_| malformed("model.vocab", "ids below 2^24"));
     match &model["vocab"] {
         Value::Object(map) => map
             .iter()

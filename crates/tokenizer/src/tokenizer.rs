@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::added::{SpecialMatch, SpecialMatcher};
-use crate::backend::{Backend, Place, Specials};
+use crate::added::{AddedMatch, AddedToken};
+use crate::backend::{Added, Backend, Place};
 use crate::bytes::TokenBytes;
 use crate::definition::Definition;
 use crate::detokenizer::{Core, DetokenizerOptions};
@@ -35,7 +35,7 @@ impl Default for EncodeOptions {
 pub struct Tokenizer {
     backend: Backend,
     bytes: TokenBytes,
-    specials: SpecialMatcher,
+    added: Vec<AddedToken>,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
 }
@@ -60,14 +60,16 @@ impl Tokenizer {
         Self::from_json(vocab.to_tokenizer_json()?)
     }
 
-    pub(crate) fn from_definition(definition: Definition) -> Result<Self, TokenizerError> {
-        let bytes = TokenBytes::new(&definition.vocab, &definition.added, &definition.decoder);
-        let specials = SpecialMatcher::new(&definition.added);
+    pub(crate) fn from_definition(mut definition: Definition) -> Result<Self, TokenizerError> {
+        let vocab = std::mem::take(&mut definition.vocab);
+        let bytes = TokenBytes::new(&vocab, &definition.added, &definition.decoder);
+        drop(vocab);
+        let added = definition.added.clone();
         let (prefix, suffix) = (definition.prefix.clone(), definition.suffix.clone());
         Ok(Self {
             backend: Backend::new(definition)?,
             bytes,
-            specials,
+            added,
             prefix,
             suffix,
         })
@@ -75,18 +77,17 @@ impl Tokenizer {
 
     /// The ids of `text`.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, EncodeError> {
-        let specials = if options.parse_special {
-            Specials::Control
+        let added = if options.parse_special {
+            Added::All
         } else {
-            Specials::Text
+            Added::Ordinary
         };
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         if options.add_special {
             ids.extend_from_slice(&self.prefix);
         }
         if !text.is_empty() {
-            self.backend
-                .encode(text, specials, Place::Start, &mut ids)?;
+            self.backend.encode(text, added, Place::Start, &mut ids)?;
         }
         if options.add_special {
             ids.extend_from_slice(&self.suffix);
@@ -94,11 +95,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of `text` in which exactly the special tokens `controls` (in order, not overlapping) are control tokens.
-    pub(crate) fn encode_with_controls(
+    /// The ids of `text` in which exactly `matches` (in order, not overlapping) are added tokens.
+    pub(crate) fn encode_with_matches(
         &self,
         text: &str,
-        controls: &[SpecialMatch],
+        matches: &[AddedMatch],
     ) -> Result<Vec<u32>, EncodeError> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         let mut from = 0;
@@ -110,13 +111,13 @@ impl Tokenizer {
             };
             match &text[range] {
                 "" => Ok(()),
-                text => self.backend.encode(text, Specials::Text, place, ids),
+                text => self.backend.encode(text, Added::None, place, ids),
             }
         };
-        for control in controls {
-            piece(from..control.span.start, &mut ids)?;
-            ids.push(control.id);
-            from = control.span.end;
+        for added in matches {
+            piece(from..added.span.start, &mut ids)?;
+            ids.push(added.id);
+            from = added.span.end;
         }
         piece(from..text.len(), &mut ids)?;
         Ok(ids)
@@ -169,7 +170,7 @@ impl Tokenizer {
         &self.bytes
     }
 
-    pub(crate) fn specials(&self) -> &SpecialMatcher {
-        &self.specials
+    pub(crate) fn added(&self) -> &[AddedToken] {
+        &self.added
     }
 }

@@ -304,3 +304,40 @@ fn a_metaspace_vocabulary_gets_no_space_after_control_tokens() {
         "[<s>][<|user|>]a</s>[<|end|>]tail of text"
     );
 }
+
+#[test]
+fn added_tokens_that_the_template_writes_are_text_in_messages_from_outside() {
+    let golden = support::json("templates/Qwen-Qwen3-0.6B.json");
+    let chat = chat(qwen3(), golden["source"].as_str().unwrap());
+    let count = |token: &str, role: &str| {
+        let messages = [
+            json!({"role": role, "content": format!("a {token}b")}),
+            json!({"role": "user", "content": "c"}),
+        ];
+        let id = chat.tokenizer().token_to_id(token).unwrap();
+        let encoded = encode(&chat, &messages);
+        assert_eq!(chat.tokenizer().decode(&encoded.ids, false), encoded.text);
+        encoded.ids.iter().filter(|&&other| other == id).count()
+    };
+    // The template writes `<tool_call>`, searches for `<tool_response>`, and does not know `<|vision_pad|>`.
+    for (token, from_outside, from_inside) in [
+        ("<tool_call>", 0, 1),
+        ("<tool_response>", 1, 1),
+        ("<|vision_pad|>", 0, 0),
+        ("<|fim_prefix|>", 1, 1),
+    ] {
+        for (role, expected) in [
+            ("user", from_outside),
+            ("tool", from_outside),
+            ("system", from_inside),
+            ("assistant", from_inside),
+        ] {
+            let written_by_template = usize::from(role == "tool" && token == "<tool_response>");
+            assert_eq!(
+                count(token, role),
+                expected + written_by_template,
+                "{token} {role}"
+            );
+        }
+    }
+}

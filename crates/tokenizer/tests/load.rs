@@ -172,4 +172,12 @@ fn errors_name_the_file() {
         .unwrap()
         .to_string();
     assert!(error.contains("WordPiece"), "{error}");
+    json["decoder"] = json!({"type": "ByteLevel"});
+    json["model"]["vocab"]["far"] = json!(4_000_000_000_u32);
+    std::fs::write(decoder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let error = ModelText::from_dir(decoder.path())
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("below 2^24"), "{error}");
 }

@@ -3,7 +3,7 @@
 //! Chosen to cross every kind of boundary that pre-tokenizers treat specially: contractions, digit runs, white space
 //! runs and line ends, scripts without spaces, combining marks, emoji sequences, and special tokens in a text.
 
-use super::{Fast, Place, ReferenceSet, Specials};
+use super::{Added, Fast, Place, ReferenceSet};
 
 const TEXTS: &[&str] = &[
     "",
@@ -37,7 +37,7 @@ pub(super) fn first_difference(fast: &Fast, reference: &ReferenceSet) -> Option<
         .iter()
         .copied()
         .chain(tokens.iter().map(String::as_str));
-    let ways = [Specials::Control, Specials::Text];
+    let ways = [Added::All, Added::Ordinary, Added::None];
     texts
         .flat_map(|text| ways.map(|way| (text, way)))
         .find(|&(text, way)| {
@@ -53,7 +53,7 @@ pub(super) fn first_difference(fast: &Fast, reference: &ReferenceSet) -> Option<
 /// A few of the vocabulary's added tokens in the middle of text and back to back.
 fn special_texts(reference: &ReferenceSet) -> Vec<String> {
     let mut tokens: Vec<_> = reference
-        .control
+        .all
         .get_added_tokens_decoder()
         .into_iter()
         .collect();

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value};
 
 use super::render::Inputs;
-use crate::added::{SpecialMatch, SpecialMatcher, Verdict};
+use crate::added::{AddedMatch, AddedMatcher, AddedToken, Verdict};
 
 /// Two characters that occur nowhere in the inputs.
 #[derive(Clone, Copy, Debug)]
@@ -24,74 +24,99 @@ impl Marks {
     }
 }
 
-/// The special tokens to guard.
-pub(super) struct Guard<'a> {
-    specials: &'a SpecialMatcher,
+/// Who wrote an input.
+#[derive(Clone, Copy)]
+enum Writer {
+    /// The application: system and developer messages.
+    Developer,
+    /// The model: assistant messages.
+    Model,
+    /// Anybody: all else.
+    Outside,
 }
 
-impl<'a> Guard<'a> {
-    pub fn new(specials: &'a SpecialMatcher) -> Self {
-        Self { specials }
+/// The tokens to guard, by writer, for one vocabulary and one template.
+pub(super) struct Guard {
+    guarded: [AddedMatcher; 3],
+    all: AddedMatcher,
+}
+
+impl Guard {
+    /// A guard for `added`, the added tokens of a vocabulary, and a template.
+    pub fn new(added: &[AddedToken], source: &str) -> Self {
+        let only = |keep: &dyn Fn(&AddedToken) -> bool| {
+            AddedMatcher::new(added.iter().filter(|t| keep(t)).cloned().collect())
+        };
+        let is_searched = |t: &AddedToken| is_searched_for(&t.content, source);
+        let is_written =
+            |t: &AddedToken| source.contains(&t.content) && looks_like_markup(&t.content);
+        Self {
+            guarded: [
+                only(&|t| t.special),
+                only(&|t| t.special && !is_searched(t)),
+                only(&|t| t.special || (is_written(t) && !is_searched(t))),
+            ],
+            all: only(&|_| true),
+        }
     }
 
     /// The inputs with marks; `None` if nothing in them needs any. `source` is the template's.
     pub fn mark(&self, inputs: &Inputs, source: &str) -> Option<(Inputs, Marks)> {
-        let mut needs_marks = false;
-        visit(inputs, &mut |text| needs_marks |= self.is_hazard(text));
+        let is_hazard = |value: &Value, writer: Writer| {
+            let mut found = false;
+            visit_value(value, &mut |text| found |= self.is_hazard(text, writer));
+            found
+        };
+        let lists = [&inputs.tools, &inputs.documents]
+            .into_iter()
+            .flatten()
+            .flatten();
+        let needs_marks = inputs.messages.iter().any(|m| is_hazard(m, writer_of(m)))
+            || lists
+                .chain(inputs.kwargs.values())
+                .any(|value| is_hazard(value, Writer::Outside));
         if !needs_marks {
             return None;
         }
         let marks = unused_marks(inputs, source);
-        let searched: HashSet<&str> = self
-            .specials
-            .contents()
-            .filter(|token| is_searched_for(token, source))
-            .collect();
-        let nothing = HashSet::new();
+        let outside = |value: &Value| self.marked(value, marks, Writer::Outside);
         let list = |list: &Option<Vec<Value>>| {
-            list.as_ref().map(|items| {
-                items
-                    .iter()
-                    .map(|v| self.marked(v, marks, &nothing))
-                    .collect()
-            })
+            list.as_ref()
+                .map(|items| items.iter().map(outside).collect())
         };
-        let messages = inputs.messages.iter().map(|message| {
-            let by_assistant = message["role"] == "assistant";
-            self.marked(
-                message,
-                marks,
-                if by_assistant { &searched } else { &nothing },
-            )
-        });
         let marked = Inputs {
-            messages: messages.collect(),
+            messages: inputs
+                .messages
+                .iter()
+                .map(|m| self.marked(m, marks, writer_of(m)))
+                .collect(),
             tools: list(&inputs.tools),
             documents: list(&inputs.documents),
-            kwargs: self.marked_fields(&inputs.kwargs, marks, &nothing),
+            kwargs: inputs
+                .kwargs
+                .iter()
+                .map(|(key, value)| (key.clone(), outside(value)))
+                .collect(),
         };
         Some((marked, marks))
     }
 
-    /// Takes the marks out of `rendered`; the second result is the template's control tokens in the text.
-    pub fn unmark(&self, rendered: &str, marks: Marks) -> (String, Vec<SpecialMatch>) {
+    /// Takes the marks out of `rendered`; the second result is the tokens in the text that may be tokens.
+    pub fn unmark(&self, rendered: &str, marks: Marks) -> (String, Vec<AddedMatch>) {
         let mut text = String::with_capacity(rendered.len());
-        let (mut opens, mut closes) = (HashSet::new(), HashSet::new());
-        let mut places = Vec::new();
+        let (mut opens, mut closes, mut places) = (HashSet::new(), HashSet::new(), Vec::new());
         for c in rendered.chars() {
-            if c == marks.open || c == marks.close {
-                (if c == marks.open {
-                    &mut opens
-                } else {
-                    &mut closes
-                })
-                .insert(text.len());
-                places.push(text.len());
+            if c == marks.open {
+                opens.insert(text.len());
+            } else if c == marks.close {
+                closes.insert(text.len());
             } else {
                 text.push(c);
+                continue;
             }
+            places.push(text.len());
         }
-        let controls = self.specials.find(&text, |range| {
+        let matches = self.all.find(&text, |range| {
             let next = places.partition_point(|&place| place <= range.start);
             let is_interrupted = places.get(next).is_some_and(|&place| place < range.end);
             if is_interrupted {
@@ -99,59 +124,50 @@ impl<'a> Guard<'a> {
             } else if opens.contains(&range.start) && closes.contains(&range.end) {
                 Verdict::Text
             } else {
-                Verdict::Control
+                Verdict::Token
             }
         });
-        (text, controls)
+        (text, matches)
     }
 
-    fn is_hazard(&self, text: &str) -> bool {
-        self.specials.occurrences(text).next().is_some()
-            || self.specials.starts_inside(text)
-            || self.specials.ends_inside(text)
+    fn is_hazard(&self, text: &str, writer: Writer) -> bool {
+        let guarded = &self.guarded[writer as usize];
+        guarded.occurrences(text).next().is_some()
+            || guarded.starts_inside(text)
+            || guarded.ends_inside(text)
     }
 
-    fn marked(&self, value: &Value, marks: Marks, exempt: &HashSet<&str>) -> Value {
+    fn marked(&self, value: &Value, marks: Marks, writer: Writer) -> Value {
         match value {
-            Value::String(text) => self.marked_text(text, marks, exempt).into(),
+            Value::String(text) => self.marked_text(text, marks, writer).into(),
             Value::Array(items) => items
                 .iter()
-                .map(|v| self.marked(v, marks, exempt))
+                .map(|v| self.marked(v, marks, writer))
                 .collect(),
-            Value::Object(fields) => self.marked_fields(fields, marks, exempt).into(),
+            Value::Object(fields) => {
+                let field = |(key, value): (&String, &Value)| {
+                    (
+                        self.marked_text(key, marks, writer),
+                        self.marked(value, marks, writer),
+                    )
+                };
+                Value::Object(fields.iter().map(field).collect())
+            }
             other => other.clone(),
         }
     }
 
-    fn marked_fields(
-        &self,
-        fields: &Map<String, Value>,
-        marks: Marks,
-        exempt: &HashSet<&str>,
-    ) -> Map<String, Value> {
-        let marked = |(key, value): (&String, &Value)| {
-            (
-                self.marked_text(key, marks, exempt),
-                self.marked(value, marks, exempt),
-            )
-        };
-        fields.iter().map(marked).collect()
-    }
-
-    fn marked_text(&self, text: &str, marks: Marks, exempt: &HashSet<&str>) -> String {
-        if !self.is_hazard(text) {
+    fn marked_text(&self, text: &str, marks: Marks, writer: Writer) -> String {
+        if !self.is_hazard(text, writer) {
             return text.to_owned();
         }
+        let guarded = &self.guarded[writer as usize];
         let mut out = String::with_capacity(text.len() + 16);
-        if self.specials.starts_inside(text) {
+        if guarded.starts_inside(text) {
             out.push(marks.close);
         }
         let mut copied = 0;
-        for range in self
-            .specials
-            .occurrences(text)
-            .filter(|r| !exempt.contains(&text[r.clone()]))
-        {
+        for range in guarded.occurrences(text) {
             out.push_str(&text[copied..range.start]);
             out.push(marks.open);
             out.push_str(&text[range.clone()]);
@@ -159,11 +175,25 @@ impl<'a> Guard<'a> {
             copied = range.end;
         }
         out.push_str(&text[copied..]);
-        if self.specials.ends_inside(text) {
+        if guarded.ends_inside(text) {
             out.push(marks.open);
         }
         out
     }
+}
+
+fn writer_of(message: &Value) -> Writer {
+    match message["role"].as_str() {
+        Some("system" | "developer") => Writer::Developer,
+        Some("assistant") => Writer::Model,
+        _ => Writer::Outside,
+    }
+}
+
+/// Whether an added token is of the kind that templates structure a prompt with, rather than a word or white space.
+fn looks_like_markup(token: &str) -> bool {
+    let is_bracket = |c: char| !c.is_alphanumeric() && !c.is_whitespace();
+    token.len() > 2 && token.starts_with(is_bracket) && token.ends_with(is_bracket)
 }
 
 /// Calls `f` with every string of the inputs, keys included.

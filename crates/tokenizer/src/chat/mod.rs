@@ -4,20 +4,22 @@
 //! Only the template writes control tokens. A special token that stands in a message, a tool or any other input is
 //! encoded as the text it is. How: before rendering, such occurrences are put between two marks (characters that
 //! occur nowhere in the inputs); the marks travel through the template with the text they enclose; afterwards they are
-//! taken out again, and a special token that was enclosed, or that a mark interrupts, is text. Everything around it
-//! is encoded exactly as without marks: the text is split at the template's control tokens only.
+//! taken out again, and a token that was enclosed, or that a mark interrupts, is text. Everything around it is encoded
+//! exactly as without marks: the text is split at the template's tokens only.
 //!
-//! A piece of a special token at the edge of an input gets a mark at that edge, so that inputs which are harmless on
+//! Which tokens are guarded depends on who wrote the input:
+//! - *special* tokens everywhere. One exception: a special token that the template itself searches for
+//!   (`content.split('</think>')`, `startswith(…)`) is part of the template's language, and left alone in messages of
+//!   the assistant.
+//! - *other added tokens* that the template writes but does not search for (DeepSeek's `<｜User｜>`, Qwen's
+//!   `<tool_call>`) in everything but messages of the system, the developer and the assistant. Applications and
+//!   models may write those: models do, and prompts that explain the format of tool calls do.
+//! - All remaining added tokens (Qwen3's `<think>`) are ordinary vocabulary, matched wherever they are written.
+//!
+//! A piece of a guarded token at the edge of an input gets a mark at that edge, so that inputs which are harmless on
 //! their own cannot join into a control token. A bare word (`user` in `<|user|>`) gets none: that is how templates
-//! build control tokens from roles.
-//!
-//! Marks stay out of the way of templates: they enclose a token rather than break it, so `'…' in content`, `split` and
-//! `replace` work as before, and they are there only when an input contains a special token. One exception keeps
-//! the remaining operations working: a special token that the template itself searches for (`content.split('</think>')`,
-//! `startswith(…)`) is part of the template's language, and stays unmarked in messages of the assistant.
-//!
-//! Added tokens that are not special (Qwen3's `<think>`, `<tool_call>`) are ordinary vocabulary and are matched
-//! wherever they are written.
+//! build control tokens from roles. Marks enclose a token rather than break it, so `'…' in content`, `split` and
+//! `replace` work as before, and they are there only when an input contains a guarded token.
 //!
 //! # Beginning of text
 //! If the vocabulary asks for a BOS, the prompt begins with exactly one, whether the template writes none, one or two.
@@ -31,6 +33,7 @@ mod source;
 mod template;
 mod tojson;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use render::{ChatOptions, RenderError};
@@ -65,14 +68,20 @@ pub struct EncodedChat {
 pub struct ChatEncoder {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    /// By the names of the templates.
+    guards: BTreeMap<String, Guard>,
 }
 
 impl ChatEncoder {
     /// Joins a tokenizer and a template.
     pub fn new(tokenizer: Arc<Tokenizer>, template: ChatTemplate) -> Self {
+        let guard =
+            |(name, source): (&str, &str)| (name.to_owned(), Guard::new(tokenizer.added(), source));
+        let guards = template.sources().map(guard).collect();
         Self {
             tokenizer,
             template,
+            guards,
         }
     }
 
@@ -92,7 +101,14 @@ impl ChatEncoder {
         messages: &[Value],
         options: &ChatOptions<'_>,
     ) -> Result<EncodedChat, ChatError> {
-        self.encode_with(&self.template, messages, options)
+        let (name, source) = self.template.choose(options)?;
+        self.encode_guarded(
+            &self.template,
+            source,
+            &self.guards[name],
+            messages,
+            options,
+        )
     }
 
     /// As [`Self::encode`], with another template.
@@ -102,9 +118,21 @@ impl ChatEncoder {
         messages: &[Value],
         options: &ChatOptions<'_>,
     ) -> Result<EncodedChat, ChatError> {
-        let guard = Guard::new(self.tokenizer.specials());
+        let (_, source) = template.choose(options)?;
+        let guard = Guard::new(self.tokenizer.added(), source);
+        self.encode_guarded(template, source, &guard, messages, options)
+    }
+
+    fn encode_guarded(
+        &self,
+        template: &ChatTemplate,
+        source: &str,
+        guard: &Guard,
+        messages: &[Value],
+        options: &ChatOptions<'_>,
+    ) -> Result<EncodedChat, ChatError> {
         let inputs = render::Inputs::new(messages, options)?;
-        let (mut ids, text) = match guard.mark(&inputs, template.source(options)?) {
+        let (mut ids, text) = match guard.mark(&inputs, source) {
             None => {
                 let text = template.render_inputs(inputs, options, None)?;
                 let parse = EncodeOptions {
@@ -115,8 +143,8 @@ impl ChatEncoder {
             }
             Some((marked, marks)) => {
                 let rendered = template.render_inputs(marked, options, Some(marks))?;
-                let (text, controls) = guard.unmark(&rendered, marks);
-                (self.tokenizer.encode_with_controls(&text, &controls)?, text)
+                let (text, matches) = guard.unmark(&rendered, marks);
+                (self.tokenizer.encode_with_matches(&text, &matches)?, text)
             }
         };
         self.frame(&mut ids);

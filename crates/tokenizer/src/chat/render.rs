@@ -138,19 +138,13 @@ impl ChatTemplate {
         self.render_inputs(Inputs::new(messages, options)?, options, None)
     }
 
-    /// The source of the template that `options` choose.
-    pub(super) fn source(&self, options: &ChatOptions<'_>) -> Result<&str, RenderError> {
-        self.choose(options.template_name, options.tools.is_some())
-            .map(|(_, source)| source)
-    }
-
     pub(super) fn render_inputs(
         &self,
         mut inputs: Inputs,
         options: &ChatOptions<'_>,
         marks: Option<Marks>,
     ) -> Result<String, RenderError> {
-        let (name, source) = self.choose(options.template_name, options.tools.is_some())?;
+        let (name, source) = self.choose(options)?;
         let continued = options
             .continue_final_message
             .then(|| tag_final_message(&mut inputs, options, source));

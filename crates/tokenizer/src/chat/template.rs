@@ -6,7 +6,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior};
 
 use super::python;
-use super::render::RenderError;
+use super::render::{ChatOptions, RenderError};
 use super::source::adapted;
 
 /// Why a template could not be compiled.
@@ -104,6 +104,13 @@ impl ChatTemplate {
         self.sources.keys().map(String::as_str)
     }
 
+    /// Names and sources.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.sources
+            .iter()
+            .map(|(name, source)| (name.as_str(), source.as_str()))
+    }
+
     /// The special tokens the template sees.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.special_tokens
@@ -111,11 +118,8 @@ impl ChatTemplate {
 
     /// The template that a request gets: the named one; else `tool_use` if it exists and there are tools; else
     /// `default`, or the only one.
-    pub(super) fn choose(
-        &self,
-        name: Option<&str>,
-        has_tools: bool,
-    ) -> Result<(&str, &str), RenderError> {
+    pub(super) fn choose(&self, options: &ChatOptions<'_>) -> Result<(&str, &str), RenderError> {
+        let (name, has_tools) = (options.template_name, options.tools.is_some());
         let names = match name {
             Some(name) => vec![name],
             None if has_tools => vec!["tool_use", "default"],
