@@ -1,0 +1,346 @@
+//! Flags. They have the names and meanings of vLLM's where vLLM has them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::TypedValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Izar runs large language models and serves them over OpenAI's API.
+///
+/// A MODEL is a directory as Hugging Face publishes them (config.json, *.safetensors, tokenizer.json) or one .gguf file.
+///
+/// Try it:
+///   izar doctor                                      what this machine has
+///   izar generate model.gguf --prompt "Hello!"       one answer, here in the terminal
+///   izar serve model.gguf                            a server on http://127.0.0.1:8000/v1
+#[derive(Debug, Parser)]
+#[command(
+    name = "izar",
+    version,
+    verbatim_doc_comment,
+    max_term_width = 110,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// How to log.
+    #[command(flatten)]
+    pub logging: LoggingArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over OpenAI's API until interrupted
+    Serve(Box<ServeArgs>),
+    /// Answer one prompt in the terminal
+    Generate(Box<GenerateArgs>),
+    /// Report what hardware, drivers and libraries are here, and what Izar would use
+    Doctor,
+}
+
+/// How to log. Logs go to standard error.
+#[derive(Debug, Args)]
+pub struct LoggingArgs {
+    /// What to log: error, warn, info, debug, trace, or a list like `info,izar_server=debug`
+    #[arg(
+        long,
+        value_name = "LEVELS",
+        default_value = "info",
+        env = "IZAR_LOG",
+        global = true,
+        help_heading = "Logging"
+    )]
+    pub log: String,
+    /// One JSON object per line instead of text
+    #[arg(long, global = true, help_heading = "Logging")]
+    pub log_json: bool,
+}
+
+/// `izar serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Which model, and how to run it.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Address to listen on; 0.0.0.0 to be reached from other machines
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 lets the system choose
+    #[arg(long, default_value_t = 8000, help_heading = "Server")]
+    pub port: u16,
+    /// Key that clients must send as `Authorization: Bearer KEY`; give it several times for several keys
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "IZAR_API_KEY",
+        hide_env_values = true,
+        help_heading = "Server"
+    )]
+    pub api_key: Vec<String>,
+    /// Name clients call the model by; the first of several is the one they are told [default: the file's or directory's name]
+    #[arg(long, value_name = "NAME", num_args = 1.., help_heading = "Server")]
+    pub served_model_name: Vec<String>,
+    /// Largest request body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Server")]
+    pub max_body_mib: u32,
+    /// Seconds that running answers may take to end after SIGTERM or ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds(), help_heading = "Server")]
+    pub shutdown_timeout: Duration,
+    /// Where sampling defaults come from: the model's generation_config.json (auto) or OpenAI's values (vllm)
+    #[arg(long, value_enum, default_value_t = DefaultsFrom::Auto, help_heading = "Server")]
+    pub generation_config: DefaultsFrom,
+}
+
+/// `izar generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// Which model, and how to run it.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// What to answer or continue
+    #[arg(long, short, value_name = "TEXT")]
+    pub prompt: String,
+    /// System message, for models with a chat template
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens to generate [default: what the context has room for]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: Option<u32>,
+    /// 0 always takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Sample among the likeliest tokens whose probabilities sum to this
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Sample among this many likeliest tokens; 0 is all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: u32,
+}
+
+/// Which model, and how to run it.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// A model directory or a .gguf file
+    pub model: PathBuf,
+    /// Most tokens of prompt and answer together [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..), help_heading = "Engine")]
+    pub max_model_len: Option<u32>,
+    /// Most sequences computed at once; further ones wait
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Engine")]
+    pub max_num_seqs: u32,
+    /// Most tokens computed in one step; long prompts are cut into chunks of this size at most
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Engine")]
+    pub max_num_batched_tokens: u32,
+    /// Tokens in a KV block
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=256), help_heading = "Engine")]
+    pub block_size: u32,
+    /// KV blocks to allocate [default: enough for --max-num-seqs full sequences, within a quarter of the memory]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Engine")]
+    pub num_kv_blocks: Option<u32>,
+    /// Root of all random numbers: the same seed and the same order of requests give the same answers [default: random]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub seed: Option<u64>,
+    /// Type to compute in
+    #[arg(long, value_enum, default_value_t = ComputeType::Auto, help_heading = "Engine")]
+    pub dtype: ComputeType,
+    /// `dummy` makes weights up, to try a model's speed from its config.json alone
+    #[arg(long, value_enum, default_value_t = Format::Auto, help_heading = "Engine")]
+    pub load_format: Format,
+    /// Keep the KV blocks of finished prompts, and reuse them for prompts that begin alike (the default)
+    #[arg(
+        long,
+        overrides_with = "no_enable_prefix_caching",
+        help_heading = "Engine"
+    )]
+    pub enable_prefix_caching: bool,
+    /// Compute every prompt anew
+    #[arg(long, help_heading = "Engine")]
+    pub no_enable_prefix_caching: bool,
+    /// Let a step take part of a prompt, so that long prompts do not hold up running answers (the default)
+    #[arg(
+        long,
+        overrides_with = "no_enable_chunked_prefill",
+        help_heading = "Engine"
+    )]
+    pub enable_chunked_prefill: bool,
+    /// Compute every prompt in one step
+    #[arg(long, help_heading = "Engine")]
+    pub no_enable_chunked_prefill: bool,
+    /// Jinja file with a chat template to use instead of the model's own
+    #[arg(long, value_name = "FILE", help_heading = "Engine")]
+    pub chat_template: Option<PathBuf>,
+    /// Where steps are planned
+    #[arg(long, value_enum, default_value_t = Scheduler::HostSync, help_heading = "Engine")]
+    pub scheduler: Scheduler,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Engine")]
+    pub threads: Option<u32>,
+}
+
+impl EngineArgs {
+    /// Whether prompts that begin alike share KV blocks.
+    pub fn prefix_caching(&self) -> bool {
+        self.enable_prefix_caching || !self.no_enable_prefix_caching
+    }
+
+    /// Whether a step may take part of a prompt.
+    pub fn chunked_prefill(&self) -> bool {
+        self.enable_chunked_prefill || !self.no_enable_chunked_prefill
+    }
+}
+
+/// Type to compute in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ComputeType {
+    /// What is fastest for the weights as they are stored.
+    Auto,
+    /// Exact: weights are widened to 32 bits, nothing is quantised on the way.
+    Float32,
+}
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The model's files.
+    Auto,
+    /// Made up.
+    Dummy,
+}
+
+/// Where steps are planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scheduler {
+    /// On the host, between steps
+    HostSync,
+    /// On the host, while the step before runs
+    HostAsync,
+    /// On the GPU itself (needs a build with CUDA)
+    Gpu,
+}
+
+/// Where sampling defaults come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DefaultsFrom {
+    /// The model's generation configuration.
+    Auto,
+    /// OpenAI's values.
+    Vllm,
+}
+
+fn seconds() -> impl TypedValueParser<Value = Duration> {
+    clap::value_parser!(u32)
+        .range(0..=86_400)
+        .map(|seconds: u32| Duration::from_secs(seconds.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn serve(args: &[&str]) -> Result<Box<ServeArgs>, clap::Error> {
+        match Cli::try_parse_from([&["izar", "serve", "m.gguf"], args].concat())?.command {
+            Command::Serve(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn vllms_names_are_understood() {
+        let args = serve(&[
+            "--host",
+            "0.0.0.0",
+            "--port",
+            "1",
+            "--api-key",
+            "a",
+            "--api-key",
+            "b",
+            "--served-model-name",
+            "x",
+            "y",
+            "--max-model-len",
+            "100",
+            "--max-num-seqs",
+            "4",
+            "--max-num-batched-tokens",
+            "64",
+            "--block-size",
+            "32",
+            "--num-kv-blocks",
+            "9",
+            "--seed",
+            "3",
+            "--dtype",
+            "float32",
+            "--load-format",
+            "dummy",
+            "--scheduler",
+            "host-async",
+            "--chat-template",
+            "t.jinja",
+            "--shutdown-timeout",
+            "5",
+        ])
+        .expect("valid");
+        assert_eq!(
+            (args.api_key.len(), args.served_model_name.len(), args.port),
+            (2, 2, 1)
+        );
+        assert_eq!(
+            (
+                args.engine.max_model_len,
+                args.engine.num_kv_blocks,
+                args.engine.seed
+            ),
+            (Some(100), Some(9), Some(3))
+        );
+        assert_eq!(
+            (args.engine.scheduler, args.engine.load_format),
+            (Scheduler::HostAsync, Format::Dummy)
+        );
+        assert_eq!(args.shutdown_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn prefix_caching_is_on_and_the_last_word_counts() {
+        assert!(serve(&[]).expect("valid").engine.prefix_caching());
+        assert!(
+            !serve(&["--no-enable-prefix-caching"])
+                .expect("valid")
+                .engine
+                .prefix_caching()
+        );
+        assert!(
+            serve(&["--no-enable-prefix-caching", "--enable-prefix-caching"])
+                .expect("valid")
+                .engine
+                .prefix_caching()
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for args in [
+            ["--port", "70000"],
+            ["--max-num-seqs", "0"],
+            ["--scheduler", "fast"],
+            ["--host", "here"],
+        ] {
+            assert!(serve(&args).is_err(), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `izar doctor`: what is here, and what Izar would use. It links to nothing that it looks for.
+
+mod gpu;
+mod host;
+mod network;
+
+use anyhow::Result;
+
+/// Prints the report.
+pub fn run() -> Result<()> {
+    let host = host::Host::look();
+    let cuda = gpu::look();
+    let network = network::Network::look();
+    println!("Izar {}\n", env!("CARGO_PKG_VERSION"));
+    section("This machine", &host.describe());
+    section("NVIDIA", &gpu::describe(&cuda));
+    section("Network and RDMA", &network.describe());
+    section("What Izar would use", &verdict(&host, &cuda));
+    Ok(())
+}
+
+/// A title and lines of a name and a finding.
+fn section(title: &str, lines: &[(&str, String)]) {
+    println!("{title}");
+    for (name, finding) in lines {
+        println!("  {name:<18} {finding}");
+    }
+    println!();
+}
+
+fn verdict(
+    host: &host::Host,
+    cuda: &Result<gpu::Cuda, gpu::Missing>,
+) -> Vec<(&'static str, String)> {
+    let engine = match cuda {
+        Ok(cuda) if !cuda.devices.is_empty() => {
+            "CPU: this build has no CUDA back end, so the GPUs above stay idle".to_owned()
+        }
+        _ => "CPU".to_owned(),
+    };
+    vec![
+        ("engine", engine),
+        (
+            "threads",
+            format!("{} (change with --threads)", host.num_cores),
+        ),
+        ("kernels", host.best_instructions().to_owned()),
+        ("ring", "in this process".to_owned()),
+        (
+            "KV blocks",
+            format!(
+                "up to {} of memory (change with --num-kv-blocks)",
+                host::gib(host.available_bytes / 4)
+            ),
+        ),
+    ]
+}
