@@ -6,6 +6,7 @@
 mod acts;
 mod attention;
 mod batch;
+pub mod bench;
 mod error;
 mod executor;
 mod format;
