@@ -3,3 +3,4 @@
 mod fixtures;
 mod harness;
 mod invariance;
+mod reference;
