@@ -151,7 +151,7 @@ pub struct EngineArgs {
     /// Type to compute in
     #[arg(long, value_enum, default_value_t = ComputeType::Auto, help_heading = "Engine")]
     pub dtype: ComputeType,
-    /// `dummy` makes weights up, to try a model's speed from its config.json alone
+    /// `dummy` makes weights up, to try a model's speed from its config.json and tokenizer alone
     #[arg(long, value_enum, default_value_t = Format::Auto, help_heading = "Engine")]
     pub load_format: Format,
     /// Keep the KV blocks of finished prompts, and reuse them for prompts that begin alike (the default)

@@ -1,7 +1,7 @@
 //! The OpenAI-compatible front end.
 //!
-//! One request: the body is parsed and checked ([`api`]), its text becomes token ids, its sequences go into the ring ([`answer`]), and
-//! tokens come back as text ([`output`]) in one body or as server-sent events. The front end never sees weights and the engine never
+//! One request: the body is parsed and checked (`api`), its text becomes token ids, its sequences go into the ring (`answer`), and
+//! tokens come back as text (`output`) in one body or as server-sent events. The front end never sees weights and the engine never
 //! sees text: all that this crate knows of the engine is a [`RingClient`](izar_transport::client::RingClient) and what the ring's header says.
 //!
 //! State: [`Server`] owns everything that requests share, all of it immutable or atomic. What belongs to one request is owned by that request's

@@ -207,6 +207,10 @@ impl Choice {
             num_cached_tokens: finish.num_cached_tokens.into(),
         };
         match &finish.reason {
+            // The text had ended before the engine heard of it.
+            FinishReason::Cancelled | FinishReason::Failed(_) if self.stopped.is_some() => {
+                self.end("stop", None, sink)
+            }
             FinishReason::Stop { .. } => self.end("stop", Some(times), sink),
             FinishReason::Length => self.end("length", Some(times), sink),
             FinishReason::Cancelled => {

@@ -32,6 +32,11 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// The id that every chunk and body of this answer carries.
+    pub fn id(&self) -> &str {
+        &self.head.id
+    }
+
     /// Ids of the prompt of choice `index`, where they were asked for.
     fn prompt_ids_of(&self, index: usize) -> Option<&[u32]> {
         self.prompt_ids

@@ -9,7 +9,7 @@ pub mod tokens;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::error::ApiError;
 
 /// Bodies from here on are parsed and encoded away from the threads that stream.
-const LARGE_BODY_BYTES: usize = 32 * 1024;
+const LARGE_BODY_BYTES: usize = 8 * 1024;
 
 /// Reads a body up to the server's limit. Of one that is larger, some more is read and dropped: a client that is still writing
 /// would not see the answer.
@@ -63,20 +63,28 @@ async fn prepare<T: Send + 'static>(
     }
 }
 
-/// Sends an answer the way the client asked for it.
+/// Sends an answer the way the client asked for it. `x-request-id` is the answer's id.
 async fn respond(answer: Answer, stream: StreamRequest) -> Result<Response, ApiError> {
-    if !stream.stream {
-        return Ok(json(Body::from(answer.whole().await?)));
+    let id = HeaderValue::from_str(answer.id());
+    let mut response = if stream.stream {
+        events(Body::new(answer.stream(stream).await?))
+    } else {
+        json(Body::from(answer.whole().await?))
+    };
+    if let Ok(id) = id {
+        response.headers_mut().insert("x-request-id", id);
     }
-    let mut response = Response::new(Body::new(answer.stream(stream).await?));
-    let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream; charset=utf-8"),
-    );
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
+}
+
+fn events(body: Body) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Asks nginx not to collect events.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, body).into_response()
 }
 
 fn json(body: Body) -> Response {

@@ -21,7 +21,12 @@ fn text(chunks: &[Value]) -> String {
 #[tokio::test]
 async fn chat_answer_has_openais_shape() {
     let harness = Harness::new(saying("Hello!"));
-    let body = harness.chat(json!({})).await.json();
+    let answer = harness.chat(json!({})).await;
+    let body = answer.json();
+    assert_eq!(
+        body["id"],
+        answer.headers["x-request-id"].to_str().expect("text")
+    );
     assert_eq!(
         (&body["object"], &body["model"]),
         (&json!("chat.completion"), &json!("mock"))

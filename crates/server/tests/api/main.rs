@@ -3,6 +3,7 @@
 mod answers;
 mod common;
 mod cost;
+mod generated;
 mod lifecycle;
 mod logprobs;
 mod refusals;
