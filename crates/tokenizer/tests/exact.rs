@@ -404,3 +404,23 @@ fn a_contradictory_gguf_vocabulary_is_refused() {
         assert!(error.contains(named), "{named}: {error}");
     }
 }
+
+#[test]
+fn a_long_text_gives_the_ids_of_the_reference_too() {
+    // Long enough that fastokens spreads it over threads.
+    let lines = std::fs::read_to_string(support::data("texts.txt")).unwrap();
+    let lines: Vec<&str> = lines.split_inclusive('\n').collect();
+    let mut random = Random(23);
+    let text: String = (0..4000)
+        .map(|_| lines[random.below(lines.len())])
+        .collect();
+    assert!(text.len() > 200_000);
+    for (name, json) in vocabularies() {
+        let ids = Tokenizer::from_json(json.clone())
+            .unwrap()
+            .encode(&text, EncodeOptions::default())
+            .unwrap();
+        let expected = reference(&json).encode_fast(text.as_str(), true).unwrap();
+        assert!(ids == expected.get_ids(), "{name}");
+    }
+}
