@@ -315,3 +315,6 @@ unsafe fn softmax_step<S: Simd, const R: usize>(
     }
     weights
 }
+
+#[cfg(test)]
+mod tests;

@@ -257,7 +257,9 @@ fn rotate(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::acts::{Acts, Precision};
     use crate::cpu::simd::{Isa, run};
+    use crate::cpu::testing::random_values;
 
     struct Exp<'a>(&'a mut [f32; LANES]);
 
@@ -307,6 +309,85 @@ mod tests {
             let y = exp_all(isa, x);
             assert_eq!(y[..3], [1.0, 0.0, 0.0]);
             assert!(y[3].is_nan());
+        }
+    }
+
+    fn stored(isa: Isa, features: usize, store: impl FnOnce(&ActsView)) -> Vec<f32> {
+        let precision = Precision {
+            codes: false,
+            values: true,
+        };
+        let mut acts = Acts::new(1, features, precision).unwrap();
+        let view = acts.view(1);
+        store(&view);
+        let len = features.next_multiple_of(GROUP);
+        assert!(isa <= Isa::detect());
+        // SAFETY: block 0 holds one token of whole groups.
+        unsafe { std::slice::from_raw_parts(view.values(0), len) }.to_vec()
+    }
+
+    #[test]
+    fn rms_norm_is_the_formula_and_ignores_padding() {
+        let features = 50;
+        let mut row = random_values(features, 1);
+        let mut weight = random_values(features, 2);
+        let mean: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / features as f64;
+        let scale = 1.0 / (mean + 1e-5).sqrt();
+        let expected: Vec<f64> = row
+            .iter()
+            .zip(&weight)
+            .map(|(x, w)| f64::from(*x) * scale * f64::from(*w))
+            .collect();
+        row.resize(64, 0.0);
+        weight.resize(64, 0.0);
+        for isa in Isa::available() {
+            let got = stored(isa, features, |out| {
+                let norm = NormToken {
+                    row: &row,
+                    weight: &weight,
+                    features,
+                    eps: 1e-5,
+                    out,
+                    token: 0,
+                };
+                // SAFETY: a detected instruction set; one thread.
+                unsafe { run(isa, norm) }
+            });
+            for (got, expected) in got.iter().zip(&expected) {
+                assert!(
+                    (f64::from(*got) - expected).abs() < 1e-6,
+                    "{}: {got} is not {expected}",
+                    isa.name()
+                );
+            }
+            assert!(got[features..].iter().all(|&x| x == 0.0));
+        }
+    }
+
+    #[test]
+    fn swiglu_is_the_formula() {
+        let projected: Vec<f32> = random_values(2 * GROUP, 3)
+            .into_iter()
+            .map(|x| x * 20.0)
+            .collect();
+        for isa in Isa::available() {
+            let got = stored(isa, GROUP, |out| {
+                let swiglu = SwiGlu {
+                    projected: &projected,
+                    stride: 2 * GROUP,
+                    num_tokens: 1,
+                    out,
+                    first_token: 0,
+                    group: 0,
+                };
+                // SAFETY: a detected instruction set; one thread.
+                unsafe { run(isa, swiglu) }
+            });
+            for (i, got) in got.iter().enumerate() {
+                let (gate, up) = (f64::from(projected[i]), f64::from(projected[GROUP + i]));
+                let expected = gate / (1.0 + (-gate).exp()) * up;
+                assert!((f64::from(*got) - expected).abs() <= expected.abs() * 1e-6 + 1e-12);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A token's logits are the same bits however the work is cut: alone or in a batch, prompt whole or in chunks,
 //! prefix computed or already cached, any number of threads.
 
-use izar_engine::cpu::{Arithmetic, LogitsOf};
+use izar_engine::cpu::{Arithmetic, Isa, LogitsOf};
 use izar_model::Checkpoint;
 
 use crate::harness::{Chunk, Harness, best, bits, open};
@@ -177,5 +177,22 @@ fn larger_blocks_hold_the_same_cache() {
             bits(&harness.greedy(0, &tokens, 3))
         };
         assert!(with_block_size(16) == with_block_size(32), "{name}");
+    });
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_logits() {
+    for_each_model(|checkpoint, arithmetic, name| {
+        let tokens = prompt(checkpoint, 40, 8);
+        let with_isa = |isa| {
+            let mut harness = Harness::with(checkpoint, 1, |options| {
+                (options.arithmetic, options.isa) = (arithmetic, isa);
+            });
+            bits(&harness.greedy(0, &tokens, 3))
+        };
+        let portable = with_isa(Isa::Portable);
+        for isa in Isa::available() {
+            assert!(with_isa(isa) == portable, "{name}: {}", isa.name());
+        }
     });
 }
