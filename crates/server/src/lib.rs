@@ -23,4 +23,4 @@ mod server;
 
 pub use api::SamplingDefaults;
 pub use app::ServedModel;
-pub use server::{Server, ServerOptions};
+pub use server::{Server, ServerOptions, refuse_while_loading};

@@ -16,6 +16,7 @@ use crate::api::Limits;
 use crate::app::{self, App, ServedModel};
 use crate::auth::ApiKeys;
 use crate::drain::Drain;
+use crate::error::ApiError;
 use crate::ids::IdSource;
 use crate::metrics::Metrics;
 
@@ -137,4 +138,20 @@ impl Server {
             );
         }
     }
+}
+
+/// Answers every request on `listener` with 503 until `loaded` resolves: for the time before there is a [`Server`].
+///
+/// # Errors
+/// Where the listener fails.
+pub async fn refuse_while_loading(
+    listener: TcpListener,
+    loaded: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let router = Router::new().fallback(async || ApiError::EngineUnavailable {
+        reason: "it is still loading",
+    });
+    axum::serve(listener, router)
+        .with_graceful_shutdown(loaded)
+        .await
 }

@@ -221,3 +221,29 @@ async fn metrics_count_what_happened() {
     assert_eq!(harness.metric("izar:ring_slots_in_use").await, 0.0);
     assert_eq!(harness.metric("izar:engine_up").await, 1.0);
 }
+
+#[tokio::test]
+async fn everything_is_503_while_loading_and_the_listener_is_free_afterwards() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    listener.set_nonblocking(true).expect("nonblocking");
+    let address = listener.local_addr().expect("an address");
+    let early = TcpListener::from_std(listener.try_clone().expect("cloned")).expect("registered");
+    let (load, loaded) = tokio::sync::oneshot::channel::<()>();
+    let refusing = tokio::spawn(izar_server::refuse_while_loading(early, async {
+        let _ = loaded.await;
+    }));
+    let mut head = [0; 12];
+    let mut refused = connect(address, "{}").await;
+    refused.read_exact(&mut head).await.expect("an answer");
+    assert_eq!(&head, b"HTTP/1.1 503");
+    drop(refused);
+    load.send(()).expect("refusing");
+    refusing.await.expect("no panic").expect("no error");
+    let harness = Harness::new(saying("ok"));
+    let listener = TcpListener::from_std(listener).expect("registered");
+    let router = harness.router.clone();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let mut answered = connect(address, &chat_body(json!({}))).await;
+    answered.read_exact(&mut head).await.expect("an answer");
+    assert_eq!(&head, b"HTTP/1.1 200");
+}
