@@ -1,9 +1,10 @@
-//! What streaming costs: a mock engine whose tokens are ready at once, real sockets, `NUM_CLIENTS` streams of 64 tokens at a time.
+//! What streaming costs: a mock engine, real sockets, `NUM_CLIENTS` streams of `NUM_TOKENS` tokens at a time.
 //!
 //!     cargo bench -p izar-server --bench stream [-- SECONDS]
 //!
-//! Prints tokens/s per core of the server's threads (CPU time, the kernel's part of its socket writes included; clients run
-//! on threads of their own and are not counted), and beside it a bare writer that sends the same bytes through the same HTTP library.
+//! Prints CPU time a token on the server's threads (the kernel's part of its socket writes included; clients run on threads of
+//! their own and are not counted) for three servers: a bare writer that sends the same bytes through the same HTTP library, Izar
+//! with tokens that are ready at once, and Izar with a token every 10 ms, where every token is a wake-up and a write of its own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,31 +32,42 @@ fn main() {
         .filter_map(|arg| arg.parse().ok())
         .next()
         .unwrap_or(5);
-    let harness = Harness::new(answering(|_| Reply::counting(97)));
+    let time = Duration::from_secs(seconds);
+    let at_once = answering(|_| Reply::counting(97));
+    let mut paced = at_once.clone();
+    paced.step_time = Duration::from_millis(10);
     let body = format!(
         r#"{{"messages":[{{"role":"user","content":"Hi"}}],"stream":true,"ignore_eos":true,"max_tokens":{NUM_TOKENS}}}"#
     );
+    let harness = Harness::new(at_once);
     let whole = runtime()
         .block_on(harness.post("/v1/chat/completions", body.clone()))
         .text;
-    println!(
-        "{NUM_CLIENTS} clients, {NUM_TOKENS} tokens an answer, {} bytes a token",
-        whole.len() as u64 / NUM_TOKENS
-    );
-    let bare = Router::new().route(
-        "/v1/chat/completions",
-        post(move || std::future::ready(Body::from(Bytes::from(whole.clone())))),
-    );
-    let time = Duration::from_secs(seconds);
+    let num_bytes = whole.len() as u64 / NUM_TOKENS;
+    println!("{NUM_CLIENTS} clients, {NUM_TOKENS} tokens an answer, {num_bytes} bytes a token");
+    let answer = move || std::future::ready(Body::from(Bytes::from(whole.clone())));
+    let bare = Router::new().route("/v1/chat/completions", post(answer));
     measure("bare writer", bare, &body, b"[DONE]\n\n", time);
     measure(
-        "izar",
+        "izar, at once",
         harness.router.clone(),
         &body,
-        b"\r\n0\r\n\r\n",
+        CHUNKED_END,
+        time,
+    );
+    drop(harness);
+    let harness = Harness::new(paced);
+    measure(
+        "izar, paced",
+        harness.router.clone(),
+        &body,
+        CHUNKED_END,
         time,
     );
 }
+
+/// How a chunked body ends.
+const CHUNKED_END: &[u8] = b"\r\n0\r\n\r\n";
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
@@ -92,7 +104,7 @@ fn measure(name: &str, router: Router, body: &str, end: &'static [u8], time: Dur
     let num_tokens = num_answers * NUM_TOKENS;
     let per_token = |cpu: Duration| cpu.as_secs_f64() * 1e6 / num_tokens as f64;
     println!(
-        "{name:>12}: {:.0} tokens/s, {:.2} µs a token on the HTTP thread + {:.2} µs on the token reader = {:.0} tokens/s per core",
+        "{name:>13}: {:.0} tokens/s, {:.2} µs a token on the HTTP thread + {:.2} µs on the token reader = {:.0} tokens/s per core",
         num_tokens as f64 / wall.as_secs_f64(),
         per_token(http),
         per_token(reader),
