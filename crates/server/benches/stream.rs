@@ -13,16 +13,19 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::http::Request;
 use axum::routing::post;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-#[path = "../tests/api/common.rs"]
-#[allow(dead_code)]
-mod common;
+#[path = "../tests/api/support.rs"]
+mod support;
 
-use common::{Harness, answering};
+use http_body_util::BodyExt;
+use izar_server::ServerOptions;
 use izar_transport::mock_engine::Reply;
+use support::{answering, server};
+use tower::ServiceExt;
 
 const NUM_CLIENTS: usize = 256;
 const NUM_TOKENS: u64 = 64;
@@ -39,31 +42,24 @@ fn main() {
     let body = format!(
         r#"{{"messages":[{{"role":"user","content":"Hi"}}],"stream":true,"ignore_eos":true,"max_tokens":{NUM_TOKENS}}}"#
     );
-    let harness = Harness::new(at_once);
-    let whole = runtime()
-        .block_on(harness.post("/v1/chat/completions", body.clone()))
-        .text;
+    let (at_once, _client, _engine) = server(at_once, ServerOptions::default());
+    let whole = runtime().block_on(answer(at_once.router(), body.clone()));
     let num_bytes = whole.len() as u64 / NUM_TOKENS;
     println!("{NUM_CLIENTS} clients, {NUM_TOKENS} tokens an answer, {num_bytes} bytes a token");
-    let answer = move || std::future::ready(Body::from(Bytes::from(whole.clone())));
-    let bare = Router::new().route("/v1/chat/completions", post(answer));
+    let repeat = move || std::future::ready(Body::from(whole.clone()));
+    let bare = Router::new().route("/v1/chat/completions", post(repeat));
     measure("bare writer", bare, &body, b"[DONE]\n\n", time);
-    measure(
-        "izar, at once",
-        harness.router.clone(),
-        &body,
-        CHUNKED_END,
-        time,
-    );
-    drop(harness);
-    let harness = Harness::new(paced);
-    measure(
-        "izar, paced",
-        harness.router.clone(),
-        &body,
-        CHUNKED_END,
-        time,
-    );
+    measure("izar, at once", at_once.router(), &body, CHUNKED_END, time);
+    let (paced, _client, _engine) = server(paced, ServerOptions::default());
+    measure("izar, paced", paced.router(), &body, CHUNKED_END, time);
+}
+
+/// The whole body of one answer.
+async fn answer(router: Router, body: String) -> Bytes {
+    let request = Request::post("/v1/chat/completions").body(Body::from(body));
+    let response = router.oneshot(request.expect("a request")).await;
+    let body = response.expect("infallible").into_body();
+    body.collect().await.expect("a whole body").to_bytes()
 }
 
 /// How a chunked body ends.

@@ -7,3 +7,4 @@ mod generated;
 mod lifecycle;
 mod logprobs;
 mod refusals;
+mod support;
