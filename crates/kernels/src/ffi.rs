@@ -53,6 +53,15 @@ unsafe extern "C" {
         args: *const DecodeProjectionArgs,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_paged_decode_attention(
+        args: *const PagedDecodeAttentionArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_reference_attention(
+        args: *const ReferenceAttentionArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_rms_norm(args: *const RmsNormArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_reference_projection(
         weight: *const c_void,
         x: *const c_void,

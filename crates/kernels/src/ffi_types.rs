@@ -46,3 +46,63 @@ pub(crate) struct DecodeProjectionArgs {
 }
 
 const _: () = assert!(size_of::<DecodeProjectionArgs>() == 88);
+
+/// Mirrors `IzarRmsNormArgs`.
+#[repr(C)]
+pub(crate) struct RmsNormArgs {
+    pub(crate) x: *const c_void,
+    pub(crate) residual: *mut c_void,
+    pub(crate) weight: *const c_void,
+    pub(crate) y: *mut c_void,
+    pub(crate) num_tokens: u32,
+    pub(crate) hidden: u32,
+    pub(crate) x_stride: u32,
+    pub(crate) epsilon: f32,
+}
+
+const _: () = assert!(size_of::<RmsNormArgs>() == 48);
+
+/// Mirrors `IzarPagedDecodeAttentionArgs`.
+#[repr(C)]
+pub(crate) struct PagedDecodeAttentionArgs {
+    pub(crate) q: *const c_void,
+    pub(crate) k_cache: *const c_void,
+    pub(crate) v_cache: *const c_void,
+    pub(crate) block_table: *const c_void,
+    pub(crate) seq_lens: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) partials: *mut c_void,
+    pub(crate) num_seqs: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) max_blocks_per_seq: u32,
+    pub(crate) q_stride: u32,
+    pub(crate) out_stride: u32,
+    pub(crate) window: u32,
+    pub(crate) scale: f32,
+    pub(crate) num_sms: u32,
+}
+
+const _: () = assert!(size_of::<PagedDecodeAttentionArgs>() == 96);
+
+/// Mirrors `IzarReferenceAttentionArgs`.
+#[repr(C)]
+pub(crate) struct ReferenceAttentionArgs {
+    pub(crate) q: *const c_void,
+    pub(crate) k_cache: *const c_void,
+    pub(crate) v_cache: *const c_void,
+    pub(crate) block_table: *const c_void,
+    pub(crate) seq_lens: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) num_seqs: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) max_blocks_per_seq: u32,
+    pub(crate) q_stride: u32,
+    pub(crate) window: u32,
+    pub(crate) scale: f32,
+}
+
+const _: () = assert!(size_of::<ReferenceAttentionArgs>() == 80);

@@ -32,8 +32,10 @@ mod fill_random;
 mod graph;
 mod matrix;
 mod memory;
+mod paged_decode_attention;
 mod read_stream;
 mod reference_projection;
+mod rms_norm;
 mod stream;
 
 pub use decode_projection::{
@@ -46,6 +48,11 @@ pub use fill_random::fill_random;
 pub use graph::{Graph, GraphExec};
 pub use matrix::{Matrix, MatrixError};
 pub use memory::DeviceBuffer;
+pub use paged_decode_attention::{
+    AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,
+    reference_attention,
+};
 pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;
+pub use rms_norm::{RmsNorm, RmsNormError, rms_norm};
 pub use stream::{Event, Stream};

@@ -24,6 +24,32 @@ __device__ __forceinline__ void st_relaxed_sys(uint32_t* address, uint32_t value
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// A plain load that stays where it is written: not moved up to occupy registers.
+__device__ __forceinline__ uint4 ld_in_place_v4(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+}
+
+// Data that is read once: past L1.
+__device__ __forceinline__ uint4 ld_stream_v4(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+}
+
+__device__ __forceinline__ uint2 ld_stream_v2(const void* address) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(address));
+  return v;
+}
+
 // Transposes an 8 x 8 matrix of 16-bit elements held one pair a thread.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
   uint32_t out;

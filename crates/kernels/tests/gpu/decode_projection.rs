@@ -1,48 +1,14 @@
-//! What needs a GPU: decode_projection against f64 on the device, and launches from graphs.
-//!
-//! Every test draws fresh inputs (the seed is printed), poisons outputs with NaN and checks that what
-//! lies around them stays poisoned. On a machine without a device they pass after saying so.
+//! decode_projection against f64 on the device, and launches from graphs.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use half::bf16;
 use izar_kernels::{
-    DecodeProjection, DecodeProjectionError, Device, DeviceBuffer, Epilogue, Graph, Matrix,
-    ProjectionWorkspace, Stream, decode_projection, fill_random, reference_projection,
+    DecodeProjection, DecodeProjectionError, DeviceBuffer, Epilogue, Graph, Matrix,
+    decode_projection, reference_projection,
 };
+
+use crate::{Gpu, POISON, gpu};
 
 /// ‖out − reference‖ / ‖reference‖ of bf16 outputs: rounding alone gives 1.7e-3 to 2.4e-3.
 const TOLERANCE: f64 = 4e-3;
-const POISON: u16 = 0xFFFF;
-
-struct Gpu {
-    stream: Stream,
-    workspace: ProjectionWorkspace,
-    seed: u32,
-}
-
-fn gpu() -> Option<Gpu> {
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(error) => {
-            eprintln!("nothing checked: {error}");
-            return None;
-        }
-    };
-    let stream = Stream::new(&device).unwrap();
-    let workspace =
-        ProjectionWorkspace::new(&device, &stream, device.num_multiprocessors().unwrap()).unwrap();
-    let seed = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .subsec_nanos();
-    eprintln!("seed {seed}");
-    Some(Gpu {
-        stream,
-        workspace,
-        seed,
-    })
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -76,21 +42,8 @@ impl Case {
 }
 
 impl Gpu {
-    fn random(&mut self, len: usize, scale: f32) -> DeviceBuffer<bf16> {
-        self.seed = self.seed.wrapping_add(1);
-        let buffer = DeviceBuffer::new(self.stream.device(), len).unwrap();
-        fill_random(&self.stream, &buffer, self.seed, scale).unwrap();
-        buffer
-    }
-
-    fn read(&self, buffer: &DeviceBuffer<bf16>) -> Vec<bf16> {
-        let mut host = vec![bf16::ZERO; buffer.len()];
-        buffer.read(&self.stream, &mut host).unwrap();
-        host
-    }
-
     /// Runs one case and compares; returns the relative error.
-    fn check(&mut self, case: Case) -> f64 {
+    fn check_projection(&mut self, case: Case) -> f64 {
         let Case {
             rows,
             depth,
@@ -130,7 +83,7 @@ impl Gpu {
             y: y_view,
             epilogue,
         };
-        decode_projection(&self.stream, &projection, &self.workspace).unwrap();
+        decode_projection(&self.stream, &projection, &self.projections).unwrap();
         reference_projection(&self.stream, weight_view, x_view, &reference, swiglu).unwrap();
 
         let got = self.read(&y);
@@ -162,11 +115,11 @@ impl Gpu {
         let error = (error / norm).sqrt();
         assert!(error < TOLERANCE, "{case:?}: relative error {error:.2e}");
         assert!(
-            self.workspace.is_sound(&self.stream).unwrap(),
+            self.projections.is_sound(&self.stream).unwrap(),
             "{case:?}: a part did not come"
         );
         assert!(
-            self.workspace.is_clean(&self.stream).unwrap(),
+            self.projections.is_clean(&self.stream).unwrap(),
             "{case:?}: parts left behind"
         );
         error
@@ -184,9 +137,9 @@ fn every_token_count_is_right_with_every_epilogue() {
                 residual,
                 ..Case::plain(1000, 520, tokens)
             };
-            worst = worst.max(gpu.check(case));
+            worst = worst.max(gpu.check_projection(case));
         }
-        worst = worst.max(gpu.check(Case {
+        worst = worst.max(gpu.check_projection(Case {
             swiglu: true,
             ..Case::plain(1072, 520, tokens)
         }));
@@ -200,14 +153,14 @@ fn shapes_off_every_tile_edge_are_right() {
     for tokens in [1, 8, 9, 17, 33, 64] {
         for rows in [1, 2, 7, 63, 64, 65, 129, 1001, 8191] {
             for depth in [8, 56, 64, 72, 1032] {
-                gpu.check(Case {
+                gpu.check_projection(Case {
                     bias: true,
                     ..Case::plain(rows, depth, tokens)
                 });
             }
         }
         for rows in [16, 48, 64, 80, 2064] {
-            gpu.check(Case {
+            gpu.check_projection(Case {
                 swiglu: true,
                 ..Case::plain(rows, 264, tokens)
             });
@@ -227,19 +180,19 @@ fn shapes_of_real_layers_are_right() {
     for [qkv, output, gate_up, down] in layers {
         for tokens in [1, 8, 16, 31, 64] {
             let case = |(rows, depth)| Case::plain(rows, depth, tokens);
-            gpu.check(Case {
+            gpu.check_projection(Case {
                 bias: true,
                 ..case(qkv)
             });
-            gpu.check(Case {
+            gpu.check_projection(Case {
                 residual: true,
                 ..case(output)
             });
-            gpu.check(Case {
+            gpu.check_projection(Case {
                 swiglu: true,
                 ..case(gate_up)
             });
-            gpu.check(Case {
+            gpu.check_projection(Case {
                 residual: true,
                 ..case(down)
             });
@@ -264,7 +217,7 @@ fn a_tokens_result_does_not_depend_on_its_batch() {
                 residual: None,
             },
         };
-        decode_projection(&gpu.stream, &projection, &gpu.workspace).unwrap();
+        decode_projection(&gpu.stream, &projection, &gpu.projections).unwrap();
         gpu.read(&y)
     };
     let whole = run(&gpu, 64);
@@ -301,7 +254,7 @@ fn a_captured_chain_gives_the_same_bits_at_every_launch() {
                     residual: Some(y),
                 },
             };
-            decode_projection(stream, &projection, &gpu.workspace)?;
+            decode_projection(stream, &projection, &gpu.projections)?;
         }
         Ok::<_, DecodeProjectionError>(())
     })
@@ -340,7 +293,7 @@ fn wrong_shapes_strides_and_addresses_are_refused() {
         epilogue,
     };
     let refused = |projection: DecodeProjection<'_>| {
-        decode_projection(&gpu.stream, &projection, &gpu.workspace).unwrap_err()
+        decode_projection(&gpu.stream, &projection, &gpu.projections).unwrap_err()
     };
     type Error = DecodeProjectionError;
     let long = DecodeProjection {

@@ -1,0 +1,294 @@
+//! paged_decode_attention against f64 on the device.
+
+use half::bf16;
+use izar_kernels::{
+    AttentionError, AttentionWorkspace, DeviceBuffer, Graph, KvCache, Matrix, PagedDecodeAttention,
+    paged_decode_attention, reference_attention,
+};
+
+use crate::{Gpu, POISON, gpu, relative_error};
+
+/// bf16 rounding of weights and outputs.
+const TOLERANCE: f64 = 5e-3;
+const BLOCK_SIZE: usize = 16;
+/// Around every edge of a block, a warp's round, a chunk and the growth of chunks; 0 is a padding row.
+const LENGTHS: [u32; 16] = [
+    1, 2, 15, 16, 17, 127, 128, 129, 0, 255, 1000, 2047, 2048, 2049, 4097, 5000,
+];
+
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    head_dim: u32,
+    num_kv_heads: u32,
+    group: u32,
+}
+
+impl Heads {
+    fn columns(self) -> u32 {
+        self.num_kv_heads * self.group * self.head_dim
+    }
+}
+
+/// Sequences of given lengths in a cache whose every other element is NaN, blocks in shuffled order.
+struct Fixture {
+    heads: Heads,
+    lengths: Vec<u32>,
+    q: DeviceBuffer<bf16>,
+    k: DeviceBuffer<bf16>,
+    v: DeviceBuffer<bf16>,
+    block_table: DeviceBuffer<u32>,
+    max_blocks: u32,
+    seq_lens: DeviceBuffer<u32>,
+    workspace: AttentionWorkspace,
+}
+
+impl Fixture {
+    fn new(gpu: &mut Gpu, heads: Heads, lengths: &[u32]) -> Self {
+        let blocks_of = |length: u32| (length as usize).div_ceil(BLOCK_SIZE);
+        let used: usize = lengths.iter().map(|&length| blocks_of(length)).sum();
+        let num_blocks = used + 3;
+        let max_blocks = lengths
+            .iter()
+            .map(|&length| blocks_of(length))
+            .max()
+            .unwrap_or(0)
+            + 1;
+        let token = (heads.num_kv_heads * heads.head_dim) as usize;
+        let (mut k, mut v) = (vec![bf16::NAN; num_blocks * BLOCK_SIZE * token], Vec::new());
+        v.clone_from(&k);
+        let random_k = gpu.random(k.len(), 4.0);
+        let random_v = gpu.random(k.len(), 2.0);
+        let (random_k, random_v) = (gpu.read(&random_k), gpu.read(&random_v));
+        let mut table = vec![u32::MAX; lengths.len() * max_blocks];
+        // An odd step walks all of a power of two: blocks of a sequence lie apart.
+        let order =
+            (0..num_blocks.next_power_of_two()).map(|i| (i * 77) % num_blocks.next_power_of_two());
+        let mut free = order.filter(|&block| block < num_blocks);
+        for (seq, &length) in lengths.iter().enumerate() {
+            for i in 0..blocks_of(length) {
+                let block = free.next().expect("one block for each");
+                table[seq * max_blocks + i] = block as u32;
+                let valid = (length as usize - i * BLOCK_SIZE).min(BLOCK_SIZE);
+                let range = block * BLOCK_SIZE * token..(block * BLOCK_SIZE + valid) * token;
+                k[range.clone()].copy_from_slice(&random_k[range.clone()]);
+                v[range.clone()].copy_from_slice(&random_v[range]);
+            }
+        }
+        let q = gpu.random(lengths.len() * heads.columns() as usize, 2.0);
+        let num_seqs = lengths.len() as u32;
+        let num_heads = heads.num_kv_heads * heads.group;
+        let stream = &gpu.stream;
+        let device = stream.device();
+        Self {
+            heads,
+            lengths: lengths.to_vec(),
+            q,
+            k: DeviceBuffer::from_slice(stream, &k).unwrap(),
+            v: DeviceBuffer::from_slice(stream, &v).unwrap(),
+            block_table: DeviceBuffer::from_slice(stream, &table).unwrap(),
+            max_blocks: max_blocks as u32,
+            seq_lens: DeviceBuffer::from_slice(stream, lengths).unwrap(),
+            workspace: AttentionWorkspace::new(device, num_seqs, num_heads, heads.head_dim)
+                .unwrap(),
+        }
+    }
+
+    /// The step of the `count` sequences from `first`.
+    fn step<'a>(
+        &'a self,
+        out: &'a DeviceBuffer<bf16>,
+        window: Option<u32>,
+    ) -> PagedDecodeAttention<'a> {
+        let (seqs, columns) = (self.lengths.len() as u32, self.heads.columns());
+        PagedDecodeAttention {
+            q: Matrix::dense(&self.q, seqs, columns).unwrap(),
+            cache: KvCache {
+                k: &self.k,
+                v: &self.v,
+                num_kv_heads: self.heads.num_kv_heads,
+                head_dim: self.heads.head_dim,
+            },
+            block_table: &self.block_table,
+            max_blocks_per_seq: self.max_blocks,
+            seq_lens: &self.seq_lens,
+            out: Matrix::strided(out, 0, seqs, columns, columns + 8).unwrap(),
+            window,
+            scale: 1.0 / (self.heads.head_dim as f32).sqrt(),
+        }
+    }
+
+    fn out(&self, gpu: &Gpu) -> DeviceBuffer<bf16> {
+        gpu.poisoned((self.lengths.len() + 1) * (self.heads.columns() as usize + 8))
+    }
+
+    fn run(&self, gpu: &Gpu, window: Option<u32>) -> Vec<bf16> {
+        let out = self.out(gpu);
+        paged_decode_attention(&gpu.stream, &self.step(&out, window), &self.workspace).unwrap();
+        gpu.read(&out)
+    }
+
+    fn check(&self, gpu: &Gpu, got: &[bf16], window: Option<u32>) {
+        let columns = self.heads.columns() as usize;
+        let reference =
+            DeviceBuffer::<f64>::new(gpu.stream.device(), self.lengths.len() * columns).unwrap();
+        reference.fill_bytes(&gpu.stream, 0).unwrap();
+        let unused = self.out(gpu);
+        reference_attention(&gpu.stream, &self.step(&unused, window), &reference).unwrap();
+        let mut wanted = vec![0.0; reference.len()];
+        reference.read(&gpu.stream, &mut wanted).unwrap();
+        for (row, chunk) in got.chunks(columns + 8).enumerate() {
+            let length = self.lengths.get(row).copied().unwrap_or(0);
+            let written = if length == 0 { 0 } else { columns };
+            let poisoned = chunk[written..]
+                .iter()
+                .all(|value| value.to_bits() == POISON);
+            assert!(
+                poisoned,
+                "{:?}: wrote outside row {row} of length {length}",
+                self.heads
+            );
+            if length == 0 {
+                continue;
+            }
+            let got = chunk[..columns].iter().map(|value| value.to_f64());
+            let error = relative_error(got, wanted[row * columns..][..columns].iter().copied());
+            assert!(
+                error < TOLERANCE,
+                "{:?} length {length} window {window:?}: {error:.2e}",
+                self.heads
+            );
+        }
+    }
+}
+
+#[test]
+fn every_head_shape_length_and_window_is_right() {
+    let Some(mut gpu) = gpu() else { return };
+    for head_dim in [64, 96, 128] {
+        for (num_kv_heads, group) in [(8, 4), (4, 7), (2, 8), (1, 16), (3, 1), (1, 9)] {
+            let heads = Heads {
+                head_dim,
+                num_kv_heads,
+                group,
+            };
+            let fixture = Fixture::new(&mut gpu, heads, &LENGTHS);
+            for window in [None, Some(1), Some(100), Some(2048)] {
+                let got = fixture.run(&gpu, window);
+                fixture.check(&gpu, &got, window);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequences_result_does_not_depend_on_its_batch() {
+    let Some(mut gpu) = gpu() else { return };
+    let heads = Heads {
+        head_dim: 128,
+        num_kv_heads: 8,
+        group: 4,
+    };
+    let row = heads.columns() as usize + 8;
+    let fixture = Fixture::new(&mut gpu, heads, &LENGTHS);
+    let together = fixture.run(&gpu, None);
+    for (seq, &length) in LENGTHS.iter().enumerate() {
+        let mut alone = [0; LENGTHS.len()];
+        alone[seq] = length;
+        fixture.seq_lens.write(&gpu.stream, &alone).unwrap();
+        let got = fixture.run(&gpu, None);
+        let bits = |out: &[bf16]| {
+            out[seq * row..][..row]
+                .iter()
+                .map(|v| v.to_bits())
+                .collect::<Vec<_>>()
+        };
+        assert!(bits(&got) == bits(&together), "length {length}");
+    }
+}
+
+#[test]
+fn a_captured_launch_serves_any_lengths() {
+    let Some(mut gpu) = gpu() else { return };
+    let heads = Heads {
+        head_dim: 128,
+        num_kv_heads: 4,
+        group: 8,
+    };
+    let mut fixture = Fixture::new(&mut gpu, heads, &[5000; 8]);
+    let out = fixture.out(&gpu);
+    let graph = Graph::capture(&gpu.stream, |stream| {
+        paged_decode_attention(stream, &fixture.step(&out, None), &fixture.workspace)
+    })
+    .unwrap();
+    let exec = graph.instantiate_for_device(&gpu.stream).unwrap();
+    for round in 0..20_u32 {
+        let lengths: Vec<u32> = (0..8).map(|seq| (round * 611 + seq * 977) % 5001).collect();
+        fixture.seq_lens.write(&gpu.stream, &lengths).unwrap();
+        out.fill_bytes(&gpu.stream, 0xFF).unwrap();
+        // SAFETY: every captured buffer lives to the end of the test.
+        unsafe { exec.launch(&gpu.stream) }.unwrap();
+        let got = gpu.read(&out);
+        fixture.lengths = lengths;
+        fixture.check(&gpu, &got, None);
+    }
+}
+
+#[test]
+fn heads_and_buffers_that_do_not_fit_are_refused() {
+    let Some(mut gpu) = gpu() else { return };
+    let fixture = Fixture::new(
+        &mut gpu,
+        Heads {
+            head_dim: 64,
+            num_kv_heads: 2,
+            group: 2,
+        },
+        &[20, 20],
+    );
+    let out = fixture.out(&gpu);
+    let good = fixture.step(&out, None);
+    let refused = |step: PagedDecodeAttention<'_>, wanted: &str| match paged_decode_attention(
+        &gpu.stream,
+        &step,
+        &fixture.workspace,
+    ) {
+        Err(AttentionError::Size { what, .. }) => assert_eq!(what, wanted),
+        other => panic!("{other:?}"),
+    };
+    let cache = good.cache;
+    refused(
+        PagedDecodeAttention {
+            cache: KvCache {
+                head_dim: 80,
+                ..cache
+            },
+            ..good
+        },
+        "head_dim",
+    );
+    refused(
+        PagedDecodeAttention {
+            cache: KvCache {
+                num_kv_heads: 3,
+                ..cache
+            },
+            ..good
+        },
+        "num_heads",
+    );
+    refused(
+        PagedDecodeAttention {
+            max_blocks_per_seq: 1 << 20,
+            ..good
+        },
+        "block_table",
+    );
+    let short = DeviceBuffer::from_slice(&gpu.stream, &[1]).unwrap();
+    refused(
+        PagedDecodeAttention {
+            seq_lens: &short,
+            ..good
+        },
+        "seq_lens",
+    );
+}
