@@ -14,6 +14,7 @@ use izar_tokenizer::ModelText;
 use izar_transport::client::{ClientOptions, EngineHealth, RingClient};
 
 use crate::cli::{ComputeType, EngineArgs, Format, Scheduler};
+use crate::memory;
 use crate::progress::Loading;
 use crate::text;
 
@@ -57,6 +58,9 @@ impl Backend {
             EngineHealth::Ready => {}
             health => bail!("the engine did not become ready: {health}"),
         }
+        // The checkpoint's file stays mapped no longer than it is needed.
+        drop(checkpoint);
+        memory::give_back_freed();
         let seconds = begun.elapsed().as_secs_f32();
         let (weights, kv) = (
             mib(running.summary.weight_bytes),
