@@ -20,7 +20,7 @@ use serde_json::json;
 const LAYERS: usize = 32;
 /// Rows and depth of qkv, output, gate_up, down.
 const PROJECTIONS: [(u32, u32); 4] = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)];
-const TOKENS: [u32; 7] = [1, 4, 8, 16, 32, 48, 64];
+const TOKENS: [u32; 8] = [1, 4, 8, 16, 24, 32, 48, 64];
 const REPLAYS: usize = 21;
 /// Read rate that decode is held against, measured on an H200 (docs/perf/h200-kernels.md).
 const CEILING_BYTES_PER_MS: f64 = 4.65e9;

@@ -221,7 +221,7 @@ fn a_tokens_result_does_not_depend_on_its_batch() {
         gpu.read(&y)
     };
     let whole = run(&gpu, 64);
-    for tokens in [1, 7, 8, 9, 16, 17, 32, 33] {
+    for tokens in [1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 48, 49] {
         let part = run(&gpu, tokens);
         assert_eq!(part, whole[..part.len()], "{tokens} tokens");
     }
