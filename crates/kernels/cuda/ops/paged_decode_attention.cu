@@ -303,7 +303,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 
 // scores[position half] = q * k^T: rows are heads, columns positions 2 * (lane % 4) + {0, 1} of a half.
 template <uint32_t kHeadDim, uint32_t kRowHalves>
-__device__ __forceinline__ void score_block(const Query<kRowHalves>& q, const BlockData<kHeadDim, kRowHalves>& data, float (&scores)[2][4]) {
+__device__ __forceinline__ void score_block(const Query<kRowHalves>& q,
+                                            const BlockData<kHeadDim, kRowHalves>& data, float (&scores)[2][4]) {
 #pragma unroll
   for (uint32_t s = 0; s < kHeadDim / 32; ++s) {
     const uint4 low = q.template load<kHeadDim>(0, s);

@@ -93,7 +93,7 @@ impl Fixture {
         }
     }
 
-    /// The step of the `count` sequences from `first`.
+    /// The step of all sequences; rows of `out` are 8 elements longer than they need.
     fn step<'a>(
         &'a self,
         out: &'a DeviceBuffer<bf16>,
