@@ -43,12 +43,16 @@ class Server:
                 return
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
+                    self.process.kill()
                     raise SystemExit("the server did not become healthy")
                 time.sleep(0.1)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
 
     def metrics(self):
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as r:
@@ -161,8 +165,9 @@ def test_leaving_frees_everything(c, s):
     deadline = time.monotonic() + 10
     while True:
         m = s.metrics()
-        busy = (m["vllm:num_requests_running"], m["vllm:num_requests_waiting"], m["izar:ring_slots_in_use"])
-        if busy == (0, 0, 0):
+        busy = (m["vllm:num_requests_running"], m["vllm:num_requests_waiting"], m["vllm:kv_cache_usage_perc"],
+                m["izar:ring_slots_in_use"])
+        if busy == (0, 0, 0, 0):
             return
         assert time.monotonic() < deadline, f"still busy: {busy}"
         time.sleep(0.05)
