@@ -183,6 +183,14 @@ impl Checkpoint {
         }
     }
 
+    /// Says that `view` will not be read soon: its file's pages stop counting as this process's memory. It
+    /// stays readable, from disk. A back end that copies parameters releases each, so that loading never holds two copies.
+    pub fn release(&self, view: &TensorView<'_>) {
+        if let Weights::Files { table, .. } = &self.weights {
+            table.release(view.data);
+        }
+    }
+
     /// Checks that every parameter is there with the right shape and a supported type, and that no tensor is
     /// left over that the computation would silently ignore.
     ///

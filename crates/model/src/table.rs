@@ -67,6 +67,31 @@ impl MappedFile {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
     }
+
+    /// Lets the system drop the pages that lie wholly inside `bytes`, if those are of this file.
+    fn release(&self, bytes: &[u8]) {
+        // At least the page size of every supported system, and a multiple of it.
+        const PAGE: usize = 1 << 16;
+        let Some(start) = (bytes.as_ptr() as usize).checked_sub(self.map.as_ptr() as usize) else {
+            return;
+        };
+        let (first, last) = (
+            start.next_multiple_of(PAGE),
+            (start + bytes.len()) / PAGE * PAGE,
+        );
+        if start + bytes.len() <= self.map.len() && first < last {
+            #[cfg(unix)]
+            // SAFETY: the map is a file, never written through: dropped pages read the same when touched again.
+            // A system that refuses keeps the pages, which is correct, too.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    first,
+                    last - first,
+                )
+            };
+        }
+    }
 }
 
 /// Where a parameter lies: some rows of a tensor that must have a given shape.
@@ -125,6 +150,11 @@ impl TensorTable {
         self.files.iter().map(MappedFile::path)
     }
 
+    /// See [`Checkpoint::release`](crate::Checkpoint::release).
+    pub(crate) fn release(&self, bytes: &[u8]) {
+        self.files.iter().for_each(|file| file.release(bytes));
+    }
+
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -179,5 +209,28 @@ fn check(file: &Path, info: &TensorInfo, source: &Source) -> Result<Dtype, LoadE
             expected: Dtype::ALL.map(Dtype::name).join(", "),
             found: found.clone(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod release_tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn released_bytes_read_the_same_and_foreign_ones_are_left_alone() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..1 << 20).map(|i: u32| (i ^ (i >> 8)) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let mapped = MappedFile::open(file.path()).unwrap();
+        assert!(mapped.bytes() == bytes);
+        for range in [0..bytes.len(), 100..900_000, 5..6, 70_000..140_000] {
+            mapped.release(&mapped.bytes()[range]);
+            assert!(mapped.bytes() == bytes);
+        }
+        let foreign = bytes.clone();
+        mapped.release(&foreign);
+        assert!(foreign == bytes);
     }
 }
