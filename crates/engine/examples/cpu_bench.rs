@@ -129,7 +129,25 @@ fn main() {
             work / macs * 100.0,
         );
     };
+    report_memory("after loading");
     report("decode, 1 sequence", 1, 1, args.context);
     report("decode, 16 sequences", 16, 1, args.context);
     report("prefill, 512 tokens", 1, 512, 0);
+    report_memory("in the end");
+}
+
+/// Resident memory of this process, now and at its peak, where the system tells.
+fn report_memory(when: &str) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let megabytes = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_whitespace()
+            .next()?
+            .parse::<f64>()
+            .ok()
+            .map(|kib| kib / 1e3 * 1.024)
+    };
+    if let (Some(now), Some(peak)) = (megabytes("VmRSS:"), megabytes("VmHWM:")) {
+        println!("resident {when}: {now:.1} MB, peak {peak:.1} MB");
+    }
 }

@@ -39,7 +39,7 @@ struct Patience {
 /// Between phases of a step the others are at most an item behind.
 const IN_STEP: Patience = Patience {
     spins: 400,
-    yields: 100,
+    yields: 4,
 };
 /// Between steps the caller samples and plans; a sleeping worker costs the next step a wake-up.
 const BETWEEN_STEPS: Patience = Patience {

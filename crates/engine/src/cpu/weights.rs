@@ -206,6 +206,7 @@ impl<'a> Plan<'a> {
                     pack_tile(matrix, view, tile, out);
                 });
             });
+            self.checkpoint.release(view);
             progress((matrix.offset + matrix.bytes()) as u64, total);
         }
         progress(total, total);
