@@ -142,6 +142,21 @@ pub trait Executor: Send {
 }
 
 impl StepWork {
+    /// Work with room for any step of `max_num_seqs` entries, `max_num_tokens` tokens and `max_blocks_per_seq` blocks an
+    /// entry, so that filling it does not allocate.
+    pub fn with_capacity(max_num_seqs: usize, max_num_tokens: usize, max_blocks_per_seq: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(max_num_seqs),
+            tokens: Vec::with_capacity(max_num_tokens),
+            block_tables: Vec::with_capacity(max_num_seqs * max_blocks_per_seq),
+            output: StepOutput {
+                samples: Vec::with_capacity(max_num_seqs),
+                ..StepOutput::default()
+            },
+            ..Self::default()
+        }
+    }
+
     /// Empties the work for another step; nothing is freed.
     pub fn clear(&mut self) {
         self.num_bindings = 0;

@@ -69,7 +69,7 @@ pub(super) fn run(
 }
 
 fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
-    let mut spares = Spares::new(1);
+    let mut spares = Spares::new(1, scheduler);
     while scheduler.keeps_running() {
         if launch_next(scheduler, executor, &mut spares)? {
             retire_oldest(scheduler, executor, &mut spares)?;
@@ -81,7 +81,7 @@ fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<()
 }
 
 fn run_async(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
-    let mut spares = Spares::new(2);
+    let mut spares = Spares::new(2, scheduler);
     let mut num_in_flight = 0;
     while scheduler.keeps_running() || num_in_flight > 0 {
         let launched = scheduler.keeps_running() && launch_next(scheduler, executor, &mut spares)?;
@@ -134,8 +134,10 @@ struct Spares([Option<Box<StepWork>>; 2]);
 
 impl Spares {
     /// A box for each step that may be in flight, at most two.
-    fn new(depth: usize) -> Self {
-        Self(std::array::from_fn(|idx| (idx < depth).then(Box::default)))
+    fn new(depth: usize, scheduler: &Scheduler) -> Self {
+        Self(std::array::from_fn(|idx| {
+            (idx < depth).then(|| Box::new(scheduler.new_work()))
+        }))
     }
 
     fn take(&mut self) -> Box<StepWork> {

@@ -90,6 +90,16 @@ impl Scheduler {
         }
     }
 
+    /// Work with room for any step.
+    pub(super) fn new_work(&self) -> StepWork {
+        let config = self.policy.config();
+        StepWork::with_capacity(
+            config.max_num_seqs as usize,
+            config.max_num_batched_tokens as usize,
+            config.max_blocks_per_seq() as usize,
+        )
+    }
+
     /// Whether the engine has not been told to stop.
     pub(super) fn keeps_running(&self) -> bool {
         !self.control.is_stopping()
