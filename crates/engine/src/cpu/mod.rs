@@ -27,7 +27,7 @@
 //! | `weights`, `model` | a loaded model and its buffers |
 //! | `step`, `moe` | the phases of a forward pass |
 //! | `executor` | the thread that runs steps for the driver |
-//! | [`bench`] | ceilings of the machine |
+//! | [`mod@bench`] | ceilings of the machine |
 
 mod acts;
 mod attention;

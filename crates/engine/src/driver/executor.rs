@@ -144,7 +144,11 @@ pub trait Executor: Send {
 impl StepWork {
     /// Work with room for any step of `max_num_seqs` entries, `max_num_tokens` tokens and `max_blocks_per_seq` blocks an
     /// entry, so that filling it does not allocate.
-    pub fn with_capacity(max_num_seqs: usize, max_num_tokens: usize, max_blocks_per_seq: usize) -> Self {
+    pub fn with_capacity(
+        max_num_seqs: usize,
+        max_num_tokens: usize,
+        max_blocks_per_seq: usize,
+    ) -> Self {
         Self {
             entries: Vec::with_capacity(max_num_seqs),
             tokens: Vec::with_capacity(max_num_tokens),
