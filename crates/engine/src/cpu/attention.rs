@@ -63,13 +63,13 @@ impl<T: KvElement> Kernel for Attention<'_, T> {
     unsafe fn run<S: Simd>(mut self) {
         let (rows, last) = (self.rows.clone(), self.rows.end);
         for first in rows.step_by(ROWS) {
-            let count = ROWS.min(last - first);
             // SAFETY: the caller's contract.
             unsafe {
-                match count {
-                    1 => self.row_tile::<S, 1>(first, count),
-                    2 => self.row_tile::<S, 2>(first, count),
-                    _ => self.row_tile::<S, ROWS>(first, count),
+                match last - first {
+                    1 => self.row_tile::<S, 1>(first),
+                    2 => self.row_tile::<S, 2>(first),
+                    3 => self.row_tile::<S, 3>(first),
+                    _ => self.row_tile::<S, ROWS>(first),
                 }
             }
         }
@@ -90,11 +90,11 @@ struct Weights<const R: usize> {
 }
 
 impl<T: KvElement> Attention<'_, T> {
-    /// Rows `first..first + count`; the remaining ones of `R` repeat the last and are dropped.
+    /// Rows `first..first + R`.
     #[inline(always)]
-    unsafe fn row_tile<S: Simd, const R: usize>(&mut self, first: usize, count: usize) {
+    unsafe fn row_tile<S: Simd, const R: usize>(&mut self, first: usize) {
         let dim = self.kv.shape.padded_dim();
-        let row = |r: usize| first + r.min(count - 1);
+        let row = |r: usize| first + r;
         let end: [usize; R] = std::array::from_fn(|r| self.start_pos + row(r) / self.group + 1);
         let begin: [usize; R] = std::array::from_fn(|r| end[r].saturating_sub(self.window));
         let queries: [*const f32; R] = std::array::from_fn(|r| self.query(row(r)));
@@ -109,14 +109,16 @@ impl<T: KvElement> Attention<'_, T> {
             };
             let last = end[R - 1];
             let mut base = begin[0] / TILE * TILE;
+            let mut panels = self.panels(base, last);
             while base < last {
                 let tile = (last - base).min(TILE);
-                let scores = self.scores::<S, R>(&queries, base, tile);
+                let next = self.panels(base + TILE, last);
+                let scores = self.scores::<S, R>(&queries, panels);
                 let weights = softmax_step::<S, R>(&mut running, scores, base, &begin, &end);
-                self.accumulate::<S, R>(&weights, base, tile);
-                base += TILE;
+                self.accumulate::<S, R>(&weights, panels, tile, next);
+                (base, panels) = (base + TILE, next);
             }
-            for r in 0..count {
+            for r in 0..R {
                 self.finish_row::<S>(row(r), r, S::reduce_add(running.sum[r]));
             }
         }
@@ -139,25 +141,39 @@ impl<T: KvElement> Attention<'_, T> {
         block * shape.panels_per_block() + pos % shape.block_size / LANES
     }
 
-    /// Scores of `tile` positions from `base`; panels beyond repeat the last one and are masked later.
+    /// The panels of the tile at `base`, of positions before `last`; those beyond repeat the last one.
+    #[inline(always)]
+    fn panels(&self, base: usize, last: usize) -> [usize; PANELS] {
+        std::array::from_fn(|p| self.panel((base + p * LANES).min(last - 1)))
+    }
+
+    /// Whether to fetch the cache ahead of its use. A decoding sequence reads all of it from memory, in pieces too short for the
+    /// hardware to see a stream; the row tiles of a prompt chunk find it in the second-level cache.
+    #[inline(always)]
+    fn fetch_ahead(&self) -> bool {
+        self.rows.len() <= 2 * ROWS
+    }
+
+    /// Scores of a tile's positions, those of repeated panels included (they are masked later); fetches the tile's values.
     #[inline(always)]
     unsafe fn scores<S: Simd, const R: usize>(
         &self,
         queries: &[*const f32; R],
-        base: usize,
-        tile: usize,
+        panels: [usize; PANELS],
     ) -> [[S::F; PANELS]; R] {
         // SAFETY: panels hold head_dim rows of 16; queries hold head_dim features.
         unsafe {
             let mut scores = [[S::splat(0.0); PANELS]; R];
-            let mut keys = [std::ptr::null::<T>(); PANELS];
-            for (p, keys) in keys.iter_mut().enumerate() {
-                let pos = base + (p * LANES).min((tile - 1) / LANES * LANES);
-                *keys = self.kv.keys(self.layer, self.panel(pos), self.kv_head);
-            }
+            let keys =
+                panels.map(|panel| self.kv.keys(self.layer, panel, self.kv_head).cast_const());
+            let values = panels.map(|panel| self.kv.values(self.layer, panel, self.kv_head));
+            let fetch = self.fetch_ahead();
             unroll!(part < 4 => {
                 if part * S::COLUMNS < PANELS {
                     for d in 0..self.kv.shape.head_dim {
+                        if part == 0 && fetch && starts_line::<T>(d * LANES) {
+                            unroll!(p < PANELS => { S::prefetch(values[p].add(d * LANES).cast()); });
+                        }
                         unroll!(column < S::COLUMNS => {
                             let p = (part * S::COLUMNS + column) % PANELS;
                             let key = T::load::<S>(keys[p].add(d * LANES));
@@ -172,31 +188,42 @@ impl<T: KvElement> Attention<'_, T> {
         }
     }
 
-    /// Output so far times the decay, plus the tile's values weighted by its probabilities.
+    /// Output so far times the decay, plus the tile's values weighted by its probabilities; fetches the keys of the `next` tile.
     #[inline(always)]
     unsafe fn accumulate<S: Simd, const R: usize>(
         &mut self,
         weights: &Weights<R>,
-        base: usize,
+        panels: [usize; PANELS],
         tile: usize,
+        next: [usize; PANELS],
     ) {
         let columns = self.kv.shape.padded_dim() / LANES;
-        let mut panels = [std::ptr::null::<T>(); PANELS];
-        for (p, panel) in panels.iter_mut().enumerate().take(tile.div_ceil(LANES)) {
-            *panel = self
-                .kv
-                .values(self.layer, self.panel(base + p * LANES), self.kv_head);
-        }
+        let of = |panel: usize| self.kv.values(self.layer, panel, self.kv_head).cast_const();
+        let values = panels.map(of);
         let mut column = 0;
         // SAFETY: columns stay below the padded width; only panels of the tile's positions are read.
         unsafe {
+            if self.fetch_ahead() {
+                self.fetch_keys::<S>(next);
+            }
             while column + S::COLUMNS <= columns {
-                self.accumulate_columns::<S, R, 4>(weights, &panels, tile, column, S::COLUMNS);
+                self.accumulate_columns::<S, R, 4>(weights, &values, tile, column, S::COLUMNS);
                 column += S::COLUMNS;
             }
             while column < columns {
-                self.accumulate_columns::<S, R, 1>(weights, &panels, tile, column, 1);
+                self.accumulate_columns::<S, R, 1>(weights, &values, tile, column, 1);
                 column += 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fetch_keys<S: Simd>(&self, panels: [usize; PANELS]) {
+        for panel in panels {
+            let keys = self.kv.keys(self.layer, panel, self.kv_head);
+            for d in (0..self.kv.shape.head_dim).filter(|d| starts_line::<T>(d * LANES)) {
+                // SAFETY: inside the panel; the caller's contract.
+                unsafe { S::prefetch(keys.add(d * LANES).cast()) };
             }
         }
     }
@@ -273,6 +300,12 @@ impl<T: KvElement> Attention<'_, T> {
             }
         }
     }
+}
+
+/// Whether element `index` of a panel starts a cache line (panels do).
+#[inline(always)]
+const fn starts_line<T>(index: usize) -> bool {
+    (index * size_of::<T>()).is_multiple_of(64)
 }
 
 /// Masks a tile's scores and turns them into probabilities relative to the new maximum.

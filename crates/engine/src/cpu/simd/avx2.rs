@@ -32,6 +32,11 @@ impl Simd for Avx2 {
     const WIDE_IS_SIGNED: bool = true;
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a hint, which faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         // SAFETY: see the impl.
         unsafe { [_mm256_set1_ps(x); 2] }

@@ -19,6 +19,11 @@ impl Simd for Avx512 {
     const WIDE_IS_SIGNED: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a hint, which faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         // SAFETY: see the impl.
         unsafe { _mm512_set1_ps(x) }

@@ -150,6 +150,8 @@ pub(super) trait Simd: Copy + 'static {
     /// Whether [`Simd::dot_wide`] takes its codes around 128 rather than around 0.
     const WIDE_IS_SIGNED: bool;
 
+    /// Asks for the cache line at `p`; any address is allowed.
+    unsafe fn prefetch(p: *const u8);
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
     unsafe fn store(p: *mut f32, v: Self::F);

@@ -40,6 +40,8 @@ impl Simd for Portable {
     const WIDE_IS_SIGNED: bool = false;
 
     #[inline]
+    unsafe fn prefetch(_p: *const u8) {}
+    #[inline]
     unsafe fn splat(x: f32) -> Self::F {
         [x; LANES]
     }
