@@ -78,6 +78,8 @@ fn main() {
         model.weight_bytes() as f64 / 1e6,
         checkpoint.total_bytes() as f64 / 1e6,
     );
+    drop(checkpoint);
+    report_memory("after loading");
     let mut team = Team::new(args.threads).expect("threads");
     let read = bench::read_bandwidth(&mut team);
     let macs = bench::integer_rate(&mut team, options.isa);
@@ -88,7 +90,7 @@ fn main() {
         macs / 1e9
     );
 
-    let weight_bytes = model.weight_bytes() as f64;
+    let (weight_bytes, kv_bytes) = (model.weight_bytes() as f64, model.kv_bytes() as f64);
     let block_tables: Vec<u32> = (0..options.num_kv_blocks as u32).collect();
     let mut step = |rows: std::ops::Range<u32>, num_tokens: usize, start_pos: usize| {
         let entries: Vec<BatchEntry> = rows
@@ -113,7 +115,6 @@ fn main() {
         model.forward(&batch);
         start.elapsed().as_secs_f64()
     };
-    report_memory("after loading");
     // Real contexts: memory that was never written reads from one shared page.
     for row in 0..args.sequences as u32 {
         for start in (0..args.context).step_by(512) {
@@ -142,7 +143,10 @@ fn main() {
     let many = format!("decode, {} sequences", args.sequences);
     report(&many, args.sequences, 1, args.context);
     report("prefill, 512 tokens", 1, 512, 0);
-    report_memory("in the end");
+    report_memory(&format!(
+        "in the end, with {:.1} MB of KV cache",
+        kv_bytes / 1e6
+    ));
 }
 
 /// Resident memory of this process, now and at its peak, where the system tells.
