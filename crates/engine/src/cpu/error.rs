@@ -22,4 +22,12 @@ pub enum LoadError {
     /// The KV block size does not fit the cache layout.
     #[error("block size {0} is not supported on the CPU; use a multiple of 16")]
     BlockSize(usize),
+    /// The model's heads are wider than the attention kernels take.
+    #[error("heads of {got} elements are not supported on the CPU; at most {max} are")]
+    HeadDim {
+        /// Width of the model's heads.
+        got: usize,
+        /// The widest supported.
+        max: usize,
+    },
 }

@@ -70,6 +70,9 @@ impl CpuOptions {
     }
 }
 
+/// The widest head that the attention kernels take.
+const MAX_HEAD_DIM: usize = 16 * LANES;
+
 /// A model ready to compute steps.
 pub struct CpuModel {
     pub(super) config: ModelConfig,
@@ -115,7 +118,7 @@ impl CpuModel {
     /// See [`LoadError`].
     ///
     /// # Panics
-    /// If an option is 0, or a head is wider than 256.
+    /// If an option is 0.
     pub fn load(
         checkpoint: &Checkpoint,
         options: CpuOptions,
@@ -125,11 +128,12 @@ impl CpuModel {
         if options.block_size == 0 || !options.block_size.is_multiple_of(LANES) {
             return Err(LoadError::BlockSize(options.block_size));
         }
-        assert!(
-            config.head_dim <= 16 * LANES,
-            "heads of {} are too wide",
-            config.head_dim
-        );
+        if config.head_dim > MAX_HEAD_DIM {
+            return Err(LoadError::HeadDim {
+                got: config.head_dim,
+                max: MAX_HEAD_DIM,
+            });
+        }
         let threads = options.num_threads;
         let mut team =
             Team::new(threads).map_err(|source| LoadError::Threads { threads, source })?;

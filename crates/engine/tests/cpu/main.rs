@@ -4,3 +4,4 @@ mod fixtures;
 mod harness;
 mod invariance;
 mod reference;
+mod refusals;
