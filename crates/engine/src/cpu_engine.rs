@@ -241,7 +241,11 @@ fn policy_config(model: &ModelConfig, options: &CpuEngineOptions) -> Result<Conf
     };
     let max_num_batched_tokens = options.max_num_batched_tokens.max(min_tokens);
     if max_num_batched_tokens > options.max_num_batched_tokens {
-        let why = if options.chunked_prefill { "every running sequence" } else { "a whole prompt" };
+        let why = if options.chunked_prefill {
+            "every running sequence"
+        } else {
+            "a whole prompt"
+        };
         tracing::warn!(
             "max_num_batched_tokens raised from {} to {max_num_batched_tokens}: a step must take {why}",
             options.max_num_batched_tokens
