@@ -94,7 +94,11 @@ impl Server {
             address,
             agent: http::agent(PATIENCE),
         };
-        wait_until("/health", || server.get("/health").status == 200);
+        // A connection that arrives at the moment the model is ready may be closed without an answer: ask again.
+        wait_until("/health", || {
+            let answer = server.agent.get(server.url("/health")).call();
+            answer.is_ok_and(|answer| answer.status() == 200)
+        });
         server
     }
 
