@@ -74,9 +74,11 @@ fn answer_while_loading(runtime: &Runtime, listener: std::net::TcpListener) -> o
         let loaded = async {
             let _ = has_loaded.await;
         };
-        let served = async { refuse_while_loading(TcpListener::from_std(listener)?, loaded).await };
-        if let Err(error) = served.await {
-            tracing::warn!(%error, "clients get no answer while the model is loading");
+        match TcpListener::from_std(listener) {
+            Ok(listener) => refuse_while_loading(listener, loaded).await,
+            Err(error) => {
+                tracing::warn!(%error, "clients get no answer while the model is loading");
+            }
         }
     });
     loaded

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::ListenerExt;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use izar_transport::TransportError;
 use izar_transport::client::RingClient;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::answer::unix_seconds;
@@ -142,16 +145,36 @@ impl Server {
 
 /// Answers every request on `listener` with 503 until `loaded` resolves: for the time before there is a [`Server`].
 ///
-/// # Errors
-/// Where the listener fails.
-pub async fn refuse_while_loading(
-    listener: TcpListener,
-    loaded: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+/// A connection carries one request. Those that were accepted before `loaded` still get their answer afterwards, so that no
+/// client is cut off when the listener changes hands.
+pub async fn refuse_while_loading(listener: TcpListener, loaded: impl Future<Output = ()>) {
     let router = Router::new().fallback(async || ApiError::EngineUnavailable {
         reason: "it is still loading",
     });
-    axum::serve(listener, router)
-        .with_graceful_shutdown(loaded)
-        .await
+    tokio::pin!(loaded);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut loaded => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((connection, _)) => drop(tokio::spawn(answer_one(connection, router.clone()))),
+            Err(error) => {
+                // Out of descriptors, say: that passes.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn answer_one(connection: TcpStream, router: Router) {
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(10))
+        .serve_connection(TokioIo::new(connection), TowerToHyperService::new(router));
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "a client left before its answer");
+    }
 }

@@ -94,11 +94,7 @@ impl Server {
             address,
             agent: http::agent(PATIENCE),
         };
-        // A connection that arrives at the moment the model is ready may be closed without an answer: ask again.
-        wait_until("/health", || {
-            let answer = server.agent.get(server.url("/health")).call();
-            answer.is_ok_and(|answer| answer.status() == 200)
-        });
+        wait_until("/health", || server.get("/health").status == 200);
         server
     }
 

@@ -237,8 +237,18 @@ async fn everything_is_503_while_loading_and_the_listener_is_free_afterwards() {
     refused.read_exact(&mut head).await.expect("an answer");
     assert_eq!(&head, b"HTTP/1.1 503");
     drop(refused);
+    // Accepted while loading, asks when it is over.
+    let mut late = tokio::net::TcpStream::connect(address)
+        .await
+        .expect("connected");
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     load.send(()).expect("refusing");
-    refusing.await.expect("no panic").expect("no error");
+    refusing.await.expect("no panic");
+    late.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .expect("sent");
+    late.read_exact(&mut head).await.expect("an answer");
+    assert_eq!(&head, b"HTTP/1.1 503");
     let harness = Harness::new(saying("ok"));
     let listener = TcpListener::from_std(listener).expect("registered");
     let router = harness.router.clone();
