@@ -7,6 +7,7 @@ use crate::config::{self, GenerationConfig, ModelConfig};
 use crate::dummy::DummyWeights;
 use crate::error::LoadError;
 use crate::gguf::{self, Gguf};
+use crate::json::one_line;
 use crate::names::Naming;
 use crate::param::{Param, TensorView};
 use crate::safetensors;
@@ -217,7 +218,7 @@ impl Checkpoint {
             None => Ok(()),
             Some((file, info)) => Err(LoadError::UnexpectedTensor {
                 file: file.into(),
-                tensor: info.name.clone(),
+                tensor: one_line(&info.name),
                 architecture: self.config.architecture.hf_class(),
                 found: format!("{:?}", info.shape),
             }),

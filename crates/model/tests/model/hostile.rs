@@ -50,6 +50,20 @@ fn flips() -> impl Strategy<Value = Vec<(usize, u8)>> {
     prop::collection::vec((0..HEADER_BYTES, 0..8_u8), 1..6)
 }
 
+#[test]
+fn control_character_in_an_unexpected_tensors_name_is_escaped() {
+    let mut bytes = gguf_bytes("llama31-f16");
+    let name = b"rope_freqs.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap();
+    bytes[at + 4] = 0x7f;
+    let error = open_gguf(&bytes).err().expect("an unexpected tensor");
+    assert!(
+        matches!(error, LoadError::UnexpectedTensor { .. }),
+        "{error:?}"
+    );
+    exercise(Err(error));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
