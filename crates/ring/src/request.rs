@@ -133,36 +133,44 @@ const _: () = {
 impl Default for RequestRecord {
     /// Greedy, no penalties, no limits; prompt, output range and `max_tokens` are still to be filled in.
     fn default() -> Self {
-        Self {
-            generation: 0,
-            flags: 0,
-            request_id: 0,
-            arrival_ns: 0,
-            seed: 0,
-            prompt: Span::default(),
-            stop_ids: Span::default(),
-            bad_words: Span::default(),
-            allowed_ids: Span::default(),
-            logit_bias: Span::default(),
-            token_mask: Span::default(),
-            output_offset: 0,
-            logprobs_offset: 0,
-            output_capacity: 0,
-            num_logprobs: -1,
-            max_tokens: 0,
-            min_tokens: 0,
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            priority: 0,
-            reserved: [0; 64],
-        }
+        UNFILLED
     }
 }
+
+const NO_SPAN: Span = Span {
+    offset: 0,
+    len: 0,
+    reserved: 0,
+};
+/// Greedy, no penalties, no limits; prompt, output range and `max_tokens` are still to be filled in.
+pub(crate) const UNFILLED: RequestRecord = RequestRecord {
+    generation: 0,
+    flags: 0,
+    request_id: 0,
+    arrival_ns: 0,
+    seed: 0,
+    prompt: NO_SPAN,
+    stop_ids: NO_SPAN,
+    bad_words: NO_SPAN,
+    allowed_ids: NO_SPAN,
+    logit_bias: NO_SPAN,
+    token_mask: NO_SPAN,
+    output_offset: 0,
+    logprobs_offset: 0,
+    output_capacity: 0,
+    num_logprobs: -1,
+    max_tokens: 0,
+    min_tokens: 0,
+    temperature: 0.0,
+    top_p: 1.0,
+    top_k: 0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    priority: 0,
+    reserved: [0; 64],
+};
 
 /// One pair of a logit-bias span.
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! What the engine keeps about a slot where no front end can reach it.
 
 use crate::layout::SlotIdx;
-use crate::request::{RequestRecord, Span};
+use crate::request::{RequestRecord, UNFILLED};
 use crate::words::State;
 
 /// Engine-private state of one slot. Opaque; [`EngineRing`](super::EngineRing) fills it.
@@ -25,7 +25,7 @@ pub struct EngineSlot {
 impl EngineSlot {
     /// A slot nobody uses.
     pub const EMPTY: Self = Self {
-        record: NO_RECORD,
+        record: UNFILLED,
         generation: 0,
         state: State::Empty,
         num_generated: 0,
@@ -42,40 +42,6 @@ impl EngineSlot {
         )
     }
 }
-
-const NO_SPAN: Span = Span {
-    offset: 0,
-    len: 0,
-    reserved: 0,
-};
-const NO_RECORD: RequestRecord = RequestRecord {
-    generation: 0,
-    flags: 0,
-    request_id: 0,
-    arrival_ns: 0,
-    seed: 0,
-    prompt: NO_SPAN,
-    stop_ids: NO_SPAN,
-    bad_words: NO_SPAN,
-    allowed_ids: NO_SPAN,
-    logit_bias: NO_SPAN,
-    token_mask: NO_SPAN,
-    output_offset: 0,
-    logprobs_offset: 0,
-    output_capacity: 0,
-    num_logprobs: -1,
-    max_tokens: 0,
-    min_tokens: 0,
-    temperature: 0.0,
-    top_p: 1.0,
-    top_k: 0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    priority: 0,
-    reserved: [0; 64],
-};
 
 /// A claimed request: every number checked, variable-length parts reachable through
 /// [`EngineRing`](super::EngineRing) ([`prompt`](super::EngineRing::prompt) and siblings).
