@@ -12,7 +12,7 @@ use crate::cpu::{
     Arithmetic, CpuExecutor, CpuExecutorOptions, CpuModel, CpuOptions, Isa, LoadError,
 };
 use crate::driver::{Engine, EngineOptions, Placement, StartError, now_ns};
-use crate::sampling::SeedSource;
+use crate::sizing::{SizeError, Wishes};
 
 /// The KV pool takes this share of the memory that is available after loading, unless its size is given.
 const KV_MEMORY_SHARE: f64 = 0.25;
@@ -70,29 +70,9 @@ impl Default for CpuEngineOptions {
 /// Why the CPU engine did not start.
 #[derive(Debug, Error)]
 pub enum CpuStartError {
-    /// A length that the model does not allow.
-    #[error("max_model_len is {given}, but the model's longest context is {model}")]
-    MaxModelLen {
-        /// Asked for.
-        given: u32,
-        /// The model's.
-        model: u32,
-    },
-    /// The pool does not hold one sequence of the length asked for.
-    #[error(
-        "{num_blocks} KV blocks of {block_size} tokens hold {fits} tokens, but max_model_len is {max_model_len}: \
-         raise num_kv_blocks or lower max_model_len"
-    )]
-    PoolTooSmall {
-        /// Blocks.
-        num_blocks: u32,
-        /// Tokens per block.
-        block_size: u32,
-        /// Tokens in all.
-        fits: u64,
-        /// Asked for.
-        max_model_len: u32,
-    },
+    /// Sizes that do not go together.
+    #[error(transparent)]
+    Size(#[from] SizeError),
     /// The weights could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -205,65 +185,20 @@ impl CpuEngine {
 }
 
 /// Sizes of the policy: what was chosen, and for the rest what model and memory suggest.
-fn policy_config(model: &ModelConfig, options: &CpuEngineOptions) -> Result<Config, CpuStartError> {
-    let longest = u32::try_from(model.max_model_len()).unwrap_or(u32::MAX);
-    if let Some(given) = options.max_model_len.filter(|&given| given > longest) {
-        return Err(CpuStartError::MaxModelLen {
-            given,
-            model: longest,
-        });
-    }
-    let block_size = options.block_size.max(1);
-    let wanted_len = options.max_model_len.unwrap_or(longest);
-    let num_blocks = match options.num_kv_blocks {
-        Some(num_blocks) => num_blocks,
-        None => default_num_blocks(model, options, wanted_len),
+fn policy_config(model: &ModelConfig, options: &CpuEngineOptions) -> Result<Config, SizeError> {
+    let wishes = Wishes {
+        block_size: options.block_size.max(1),
+        max_model_len: options.max_model_len,
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        prefix_caching: options.prefix_caching,
+        chunked_prefill: options.chunked_prefill,
     };
-    // The KV of a sequence's last token is never written.
-    let fits = u64::from(num_blocks) * u64::from(block_size) + 1;
-    if options
-        .max_model_len
-        .is_some_and(|len| u64::from(len) > fits)
-    {
-        return Err(CpuStartError::PoolTooSmall {
-            num_blocks,
-            block_size,
-            fits,
-            max_model_len: wanted_len,
-        });
-    }
-    let max_model_len = wanted_len.min(u32::try_from(fits).unwrap_or(u32::MAX));
-    // Without chunks a step must take a whole sequence.
-    let min_tokens = if options.chunked_prefill {
-        options.max_num_seqs
-    } else {
-        max_model_len
-    };
-    let max_num_batched_tokens = options.max_num_batched_tokens.max(min_tokens);
-    if max_num_batched_tokens > options.max_num_batched_tokens {
-        let why = if options.chunked_prefill {
-            "every running sequence"
-        } else {
-            "a whole prompt"
-        };
-        tracing::warn!(
-            "max_num_batched_tokens raised from {} to {max_num_batched_tokens}: a step must take {why}",
-            options.max_num_batched_tokens
-        );
-    }
-    let mut keys = SeedSource::from_os();
-    let mut config = Config::new(
-        num_blocks,
-        options.max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len,
-    );
-    config.hash_key = [keys.draw(), keys.draw()];
-    config.block_size = block_size;
-    config.prefix_caching = options.prefix_caching;
-    config.chunked_prefill = options.chunked_prefill;
-    config.validate().map_err(StartError::Config)?;
-    Ok(config)
+    let wanted_len = wishes.longest(model)?;
+    let num_blocks = options
+        .num_kv_blocks
+        .unwrap_or_else(|| default_num_blocks(model, options, wanted_len));
+    wishes.config(model, num_blocks)
 }
 
 /// Enough blocks for every running sequence at full length, or what the memory allows, but at least one sequence.

@@ -4,7 +4,10 @@
 
 pub mod cpu;
 mod cpu_engine;
+pub mod cuda;
 pub mod driver;
 pub mod sampling;
+mod sizing;
 
 pub use cpu_engine::{CpuEngine, CpuEngineOptions, CpuStartError, CpuSummary};
+pub use sizing::SizeError;

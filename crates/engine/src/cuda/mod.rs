@@ -1,0 +1,4 @@
+//! The CUDA back end.
+
+pub mod grid;
+pub mod memory;
