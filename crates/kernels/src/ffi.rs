@@ -61,6 +61,7 @@ unsafe extern "C" {
         args: *const ReferenceAttentionArgs,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_expand_plan(args: *const ExpandPlanArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_rms_norm(args: *const RmsNormArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_reference_projection(
         weight: *const c_void,

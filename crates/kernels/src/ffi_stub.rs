@@ -49,6 +49,7 @@ not_built! {
     izar_decode_projection(*const DecodeProjectionArgs, RawStream);
     izar_paged_decode_attention(*const PagedDecodeAttentionArgs, RawStream);
     izar_reference_attention(*const ReferenceAttentionArgs, RawStream);
+    izar_expand_plan(*const ExpandPlanArgs, RawStream);
     izar_rms_norm(*const RmsNormArgs, RawStream);
     izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
     izar_read_stream(*const c_void, u64, *mut c_void, RawStream);

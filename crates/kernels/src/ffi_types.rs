@@ -106,3 +106,27 @@ pub(crate) struct ReferenceAttentionArgs {
 }
 
 const _: () = assert!(size_of::<ReferenceAttentionArgs>() == 80);
+
+/// Mirrors `IzarExpandPlanArgs`.
+#[repr(C)]
+pub(crate) struct ExpandPlanArgs {
+    pub(crate) plan: *const c_void,
+    pub(crate) last_tokens: *const c_void,
+    pub(crate) meta: *mut c_void,
+    pub(crate) token_ids: *mut c_void,
+    pub(crate) positions: *mut c_void,
+    pub(crate) kv_slots: *mut c_void,
+    pub(crate) query_starts: *mut c_void,
+    pub(crate) query_lens: *mut c_void,
+    pub(crate) seq_lens: *mut c_void,
+    pub(crate) decode_seq_lens: *mut c_void,
+    pub(crate) block_tables: *mut c_void,
+    pub(crate) sample_tokens: *mut c_void,
+    pub(crate) sample_rows: *mut c_void,
+    pub(crate) bucket_tokens: u32,
+    pub(crate) bucket_seqs: u32,
+    pub(crate) max_blocks_per_seq: u32,
+    pub(crate) unused: u32,
+}
+
+const _: () = assert!(size_of::<ExpandPlanArgs>() == 120);

@@ -22,6 +22,7 @@
 mod decode_projection;
 mod device;
 mod error;
+mod expand_plan;
 #[cfg(feature = "cuda")]
 mod ffi;
 #[cfg(not(feature = "cuda"))]
@@ -44,6 +45,7 @@ pub use decode_projection::{
 };
 pub use device::Device;
 pub use error::CudaError;
+pub use expand_plan::{ExpandPlan, ExpandPlanError, PlanWriter, StepInputs, StepMeta, expand_plan};
 pub use fill_random::fill_random;
 pub use graph::{Graph, GraphExec};
 pub use matrix::{Matrix, MatrixError};

@@ -4,6 +4,7 @@
 //! checks that nothing is read or written there. On a machine without a device they pass after saying so.
 
 mod decode_projection;
+mod expand_plan;
 mod paged_decode_attention;
 mod rms_norm;
 
