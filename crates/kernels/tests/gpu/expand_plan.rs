@@ -37,7 +37,7 @@ fn entries(num_decodes: u32, chunks: &[u32], last_tokens: &[u32]) -> Vec<Entry> 
                 start,
                 tokens,
                 blocks: (0..num_blocks).map(|b| 100 * idx + b * 3).collect(),
-                samples: idx < num_decodes || idx % 2 == 0,
+                samples: idx < num_decodes || idx.is_multiple_of(2),
             }
         })
         .collect()
