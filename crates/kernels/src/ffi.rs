@@ -17,6 +17,13 @@ unsafe extern "C" {
     pub(crate) fn cudaDeviceSynchronize() -> i32;
     pub(crate) fn cudaMalloc(address: *mut *mut c_void, bytes: usize) -> i32;
     pub(crate) fn cudaFree(address: *mut c_void) -> i32;
+    pub(crate) fn cudaHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) -> i32;
+    pub(crate) fn cudaFreeHost(address: *mut c_void) -> i32;
+    pub(crate) fn cudaHostGetDevicePointer(
+        mapped: *mut *mut c_void,
+        host: *mut c_void,
+        flags: u32,
+    ) -> i32;
     pub(crate) fn cudaMemcpyAsync(
         to: *mut c_void,
         from: *const c_void,
@@ -31,6 +38,12 @@ unsafe extern "C" {
         stream: RawStream,
     ) -> i32;
     pub(crate) fn cudaStreamCreateWithFlags(stream: *mut RawStream, flags: u32) -> i32;
+    pub(crate) fn cudaDeviceGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> i32;
+    pub(crate) fn cudaStreamCreateWithPriority(
+        stream: *mut RawStream,
+        flags: u32,
+        priority: i32,
+    ) -> i32;
     pub(crate) fn cudaStreamDestroy(stream: RawStream) -> i32;
     pub(crate) fn cudaStreamSynchronize(stream: RawStream) -> i32;
     pub(crate) fn cudaStreamWaitEvent(stream: RawStream, event: RawEvent, flags: u32) -> i32;
@@ -63,6 +76,22 @@ unsafe extern "C" {
     ) -> i32;
     pub(crate) fn izar_expand_plan(args: *const ExpandPlanArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_rms_norm(args: *const RmsNormArgs, stream: RawStream) -> i32;
+    pub(crate) fn izar_gather_rows(args: *const crate::gather_rows::Args, stream: RawStream)
+    -> i32;
+    pub(crate) fn izar_swiglu(args: *const crate::swiglu::Args, stream: RawStream) -> i32;
+    pub(crate) fn izar_rope_and_kv_write(
+        args: *const crate::rope_and_kv_write::Args,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_rope_table(
+        inv_freq: *const c_void,
+        cosines: *mut c_void,
+        sines: *mut c_void,
+        max_len: u32,
+        half: u32,
+        factor: f32,
+        stream: RawStream,
+    ) -> i32;
     pub(crate) fn izar_reference_projection(
         weight: *const c_void,
         x: *const c_void,

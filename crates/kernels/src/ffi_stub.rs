@@ -27,9 +27,14 @@ not_built! {
     cudaDeviceSynchronize();
     cudaMalloc(*mut *mut c_void, usize);
     cudaFree(*mut c_void);
+    cudaHostAlloc(*mut *mut c_void, usize, u32);
+    cudaFreeHost(*mut c_void);
+    cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32);
     cudaMemcpyAsync(*mut c_void, *const c_void, usize, i32, RawStream);
     cudaMemsetAsync(*mut c_void, i32, usize, RawStream);
     cudaStreamCreateWithFlags(*mut RawStream, u32);
+    cudaDeviceGetStreamPriorityRange(*mut i32, *mut i32);
+    cudaStreamCreateWithPriority(*mut RawStream, u32, i32);
     cudaStreamDestroy(RawStream);
     cudaStreamSynchronize(RawStream);
     cudaStreamWaitEvent(RawStream, RawEvent, u32);
@@ -51,6 +56,10 @@ not_built! {
     izar_reference_attention(*const ReferenceAttentionArgs, RawStream);
     izar_expand_plan(*const ExpandPlanArgs, RawStream);
     izar_rms_norm(*const RmsNormArgs, RawStream);
+    izar_gather_rows(*const crate::gather_rows::Args, RawStream);
+    izar_swiglu(*const crate::swiglu::Args, RawStream);
+    izar_rope_and_kv_write(*const crate::rope_and_kv_write::Args, RawStream);
+    izar_rope_table(*const c_void, *mut c_void, *mut c_void, u32, u32, f32, RawStream);
     izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
     izar_read_stream(*const c_void, u64, *mut c_void, RawStream);
     izar_fill_random(*mut c_void, u64, u32, f32, RawStream);

@@ -30,14 +30,19 @@ mod ffi;
 mod ffi;
 mod ffi_types;
 mod fill_random;
+mod gather_rows;
 mod graph;
+mod launch_error;
 mod matrix;
 mod memory;
 mod paged_decode_attention;
+mod pinned;
 mod read_stream;
 mod reference_projection;
 mod rms_norm;
+mod rope_and_kv_write;
 mod stream;
+mod swiglu;
 
 pub use decode_projection::{
     DecodeProjection, DecodeProjectionError, Epilogue, MAX_DECODE_TOKENS, ProjectionWorkspace,
@@ -47,14 +52,19 @@ pub use device::Device;
 pub use error::CudaError;
 pub use expand_plan::{ExpandPlan, ExpandPlanError, PlanWriter, StepInputs, StepMeta, expand_plan};
 pub use fill_random::fill_random;
+pub use gather_rows::{embed, gather_rows};
 pub use graph::{Graph, GraphExec};
+pub use launch_error::LaunchError;
 pub use matrix::{Matrix, MatrixError};
 pub use memory::DeviceBuffer;
 pub use paged_decode_attention::{
     AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,
     reference_attention,
 };
+pub use pinned::PinnedBuffer;
 pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;
 pub use rms_norm::{RmsNorm, RmsNormError, rms_norm};
+pub use rope_and_kv_write::{HeadNorms, RopeAndKvWrite, RopeTable, rope_and_kv_write};
 pub use stream::{Event, Stream};
+pub use swiglu::swiglu;

@@ -1,15 +1,16 @@
-//! Views of bf16 matrices in device memory.
+//! Views of matrices in device memory.
 
 use std::ffi::c_void;
 
+use bytemuck::Pod;
 use half::bf16;
 
 use crate::memory::DeviceBuffer;
 
-/// `rows` rows of `cols` contiguous bf16 elements, `stride` elements apart, inside a buffer.
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
-    buffer: &'a DeviceBuffer<bf16>,
+/// `rows` rows of `cols` contiguous elements, `stride` elements apart, inside a buffer.
+#[derive(Debug)]
+pub struct Matrix<'a, T = bf16> {
+    buffer: &'a DeviceBuffer<T>,
     offset: usize,
     rows: u32,
     cols: u32,
@@ -27,16 +28,20 @@ pub struct MatrixError {
     len: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<T> Clone for Matrix<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Matrix<'_, T> {}
+
+impl<'a, T: Pod> Matrix<'a, T> {
     /// A dense matrix at the start of `buffer`.
     ///
     /// # Errors
     /// [`MatrixError`] if it does not fit.
-    pub fn dense(
-        buffer: &'a DeviceBuffer<bf16>,
-        rows: u32,
-        cols: u32,
-    ) -> Result<Self, MatrixError> {
+    pub fn dense(buffer: &'a DeviceBuffer<T>, rows: u32, cols: u32) -> Result<Self, MatrixError> {
         Self::strided(buffer, 0, rows, cols, cols)
     }
 
@@ -45,7 +50,7 @@ impl<'a> Matrix<'a> {
     /// # Errors
     /// [`MatrixError`] if it does not fit, is empty, or its rows overlap.
     pub fn strided(
-        buffer: &'a DeviceBuffer<bf16>,
+        buffer: &'a DeviceBuffer<T>,
         offset: usize,
         rows: u32,
         cols: u32,
@@ -85,6 +90,16 @@ impl<'a> Matrix<'a> {
     #[must_use]
     pub fn stride(&self) -> u32 {
         self.stride
+    }
+
+    /// Whether every row starts at a multiple of `bytes`.
+    pub(crate) fn is_aligned(&self, bytes: usize) -> bool {
+        let stride = if self.rows > 1 {
+            self.stride as usize
+        } else {
+            0
+        };
+        (self.address() as usize | (stride * size_of::<T>())).is_multiple_of(bytes)
     }
 
     pub(crate) fn address(&self) -> *mut c_void {

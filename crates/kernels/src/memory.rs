@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use crate::device::Device;
 use crate::error::{CudaError, check};
 use crate::ffi;
+use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// `cudaMemcpyKind`.
@@ -107,6 +108,64 @@ impl<T: Pod> DeviceBuffer<T> {
         };
         check("cudaMemcpyAsync", code)?;
         stream.synchronize()
+    }
+
+    /// Queues a copy of `from[from_index..][..len]` to `self[index..]` and returns. Can be captured.
+    ///
+    /// # Errors
+    /// Those of the CUDA call.
+    ///
+    /// # Safety
+    /// Both buffers live, and the source stays as it is, until the copy is done (for a captured one: every launch).
+    ///
+    /// # Panics
+    /// If a range leaves its buffer.
+    pub unsafe fn write_async(
+        &self,
+        stream: &Stream,
+        index: usize,
+        from: &PinnedBuffer<T>,
+        from_index: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        assert!(index + len <= self.len && from_index + len <= from.len());
+        let raw = stream.for_launch()?;
+        let (to, bytes) = (self.address_of(index), len * size_of::<T>());
+        // SAFETY: both ranges are in bounds, asserted; the caller vouches for their lives.
+        let code = unsafe {
+            let from = from.as_ptr().add(from_index).cast();
+            ffi::cudaMemcpyAsync(to, from, bytes, HOST_TO_DEVICE, raw)
+        };
+        check("cudaMemcpyAsync", code)
+    }
+
+    /// Queues a copy of `self[index..][..len]` to `to[to_index..]` and returns. Can be captured.
+    ///
+    /// # Errors
+    /// Those of the CUDA call.
+    ///
+    /// # Safety
+    /// Both buffers live, and nobody touches the target, until the copy is done.
+    ///
+    /// # Panics
+    /// If a range leaves its buffer.
+    pub unsafe fn read_async(
+        &self,
+        stream: &Stream,
+        index: usize,
+        to: &PinnedBuffer<T>,
+        to_index: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        assert!(index + len <= self.len && to_index + len <= to.len());
+        let raw = stream.for_launch()?;
+        let (from, bytes) = (self.address_of(index), len * size_of::<T>());
+        // SAFETY: both ranges are in bounds, asserted; the caller vouches for their lives.
+        let code = unsafe {
+            let to = to.as_ptr().add(to_index).cast();
+            ffi::cudaMemcpyAsync(to, from, bytes, DEVICE_TO_HOST, raw)
+        };
+        check("cudaMemcpyAsync", code)
     }
 
     /// Sets every byte, in the order of the stream.

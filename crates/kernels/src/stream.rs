@@ -33,6 +33,27 @@ impl Stream {
         })
     }
 
+    /// A new, empty stream whose kernels go before those of others as blocks finish.
+    ///
+    /// # Errors
+    /// Those of the CUDA calls.
+    pub fn urgent(device: &Device) -> Result<Self, CudaError> {
+        device.make_current()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: writes two integers.
+        check("cudaDeviceGetStreamPriorityRange", unsafe {
+            ffi::cudaDeviceGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        let mut raw = RawStream::NULL;
+        // SAFETY: writes one handle.
+        let code = unsafe { ffi::cudaStreamCreateWithPriority(&mut raw, NON_BLOCKING, greatest) };
+        check("cudaStreamCreateWithPriority", code)?;
+        Ok(Self {
+            device: *device,
+            raw,
+        })
+    }
+
     /// Waits for everything in the stream.
     ///
     /// # Errors
