@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::error::{CudaError, check};
 use crate::ffi::{self, ExpandPlanArgs};
 use crate::memory::DeviceBuffer;
+use crate::step_mark::StepMarks;
 use crate::stream::Stream;
 
 /// Words of the plan's header.
@@ -256,6 +257,8 @@ pub struct ExpandPlan<'a> {
     pub last_tokens: &'a DeviceBuffer<u32>,
     /// Filled.
     pub inputs: &'a StepInputs,
+    /// Where to note that the step has started.
+    pub marks: Option<&'a StepMarks>,
     /// Tokens of the bucket.
     pub bucket_tokens: u32,
     /// Entries of the bucket.
@@ -293,6 +296,7 @@ pub fn expand_plan(stream: &Stream, step: &ExpandPlan<'_>) -> Result<(), ExpandP
         plan,
         last_tokens,
         inputs,
+        marks,
         bucket_tokens,
         bucket_seqs,
     } = *step;
@@ -322,6 +326,7 @@ pub fn expand_plan(stream: &Stream, step: &ExpandPlan<'_>) -> Result<(), ExpandP
         block_tables: inputs.block_tables.address_of(0),
         sample_tokens: inputs.sample_tokens.address_of(0),
         sample_rows: inputs.sample_rows.address_of(0),
+        marks: marks.map_or(std::ptr::null_mut(), StepMarks::address),
         bucket_tokens,
         bucket_seqs,
         max_blocks_per_seq: inputs.max_blocks_per_seq,

@@ -46,6 +46,7 @@ unsafe extern "C" {
     ) -> i32;
     pub(crate) fn cudaStreamDestroy(stream: RawStream) -> i32;
     pub(crate) fn cudaStreamSynchronize(stream: RawStream) -> i32;
+    pub(crate) fn cudaStreamQuery(stream: RawStream) -> i32;
     pub(crate) fn cudaStreamWaitEvent(stream: RawStream, event: RawEvent, flags: u32) -> i32;
     pub(crate) fn cudaStreamBeginCapture(stream: RawStream, mode: i32) -> i32;
     pub(crate) fn cudaStreamEndCapture(stream: RawStream, graph: *mut RawGraph) -> i32;
@@ -74,6 +75,7 @@ unsafe extern "C" {
         args: *const ReferenceAttentionArgs,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_step_mark(args: *const crate::step_mark::Args, stream: RawStream) -> i32;
     pub(crate) fn izar_expand_plan(args: *const ExpandPlanArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_rms_norm(args: *const RmsNormArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_gather_rows(args: *const crate::gather_rows::Args, stream: RawStream)

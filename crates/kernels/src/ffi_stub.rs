@@ -37,6 +37,7 @@ not_built! {
     cudaStreamCreateWithPriority(*mut RawStream, u32, i32);
     cudaStreamDestroy(RawStream);
     cudaStreamSynchronize(RawStream);
+    cudaStreamQuery(RawStream);
     cudaStreamWaitEvent(RawStream, RawEvent, u32);
     cudaStreamBeginCapture(RawStream, i32);
     cudaStreamEndCapture(RawStream, *mut RawGraph);
@@ -54,6 +55,7 @@ not_built! {
     izar_decode_projection(*const DecodeProjectionArgs, RawStream);
     izar_paged_decode_attention(*const PagedDecodeAttentionArgs, RawStream);
     izar_reference_attention(*const ReferenceAttentionArgs, RawStream);
+    izar_step_mark(*const crate::step_mark::Args, RawStream);
     izar_expand_plan(*const ExpandPlanArgs, RawStream);
     izar_rms_norm(*const RmsNormArgs, RawStream);
     izar_gather_rows(*const crate::gather_rows::Args, RawStream);

@@ -123,10 +123,11 @@ pub(crate) struct ExpandPlanArgs {
     pub(crate) block_tables: *mut c_void,
     pub(crate) sample_tokens: *mut c_void,
     pub(crate) sample_rows: *mut c_void,
+    pub(crate) marks: *mut c_void,
     pub(crate) bucket_tokens: u32,
     pub(crate) bucket_seqs: u32,
     pub(crate) max_blocks_per_seq: u32,
     pub(crate) unused: u32,
 }
 
-const _: () = assert!(size_of::<ExpandPlanArgs>() == 120);
+const _: () = assert!(size_of::<ExpandPlanArgs>() == 128);

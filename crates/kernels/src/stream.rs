@@ -8,6 +8,10 @@ use crate::ffi::{self, RawEvent, RawStream};
 
 /// `cudaStreamNonBlocking`: no implicit order with the legacy default stream.
 const NON_BLOCKING: u32 = 1;
+/// `cudaErrorNotReady`.
+const NOT_READY: i32 = 600;
+/// `cudaEventDisableTiming`.
+const DISABLE_TIMING: u32 = 2;
 
 /// A queue of work on one device: in order within it, unordered against other streams.
 #[derive(Debug)]
@@ -65,6 +69,18 @@ impl Stream {
         })
     }
 
+    /// Whether everything in the stream is done; does not wait.
+    ///
+    /// # Errors
+    /// Those of the CUDA call, and of any kernel that failed since the last wait.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        // SAFETY: the handle is alive as long as `self`.
+        match unsafe { ffi::cudaStreamQuery(self.raw) } {
+            NOT_READY => Ok(false),
+            code => check("cudaStreamQuery", code).map(|()| true),
+        }
+    }
+
     /// Makes later work of this stream wait for `event`.
     ///
     /// # Errors
@@ -114,11 +130,23 @@ impl Event {
     /// # Errors
     /// Those of the CUDA call.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
+        Self::with_flags(device, 0)
+    }
+
+    /// A new event that only orders, which is cheaper to record.
+    ///
+    /// # Errors
+    /// Those of the CUDA call.
+    pub fn untimed(device: &Device) -> Result<Self, CudaError> {
+        Self::with_flags(device, DISABLE_TIMING)
+    }
+
+    fn with_flags(device: &Device, flags: u32) -> Result<Self, CudaError> {
         device.make_current()?;
         let mut raw = RawEvent::NULL;
         // SAFETY: writes one handle.
         check("cudaEventCreateWithFlags", unsafe {
-            ffi::cudaEventCreateWithFlags(&mut raw, 0)
+            ffi::cudaEventCreateWithFlags(&mut raw, flags)
         })?;
         Ok(Self { raw })
     }

@@ -4,6 +4,7 @@
 //             blocks_per_row, 7 unused
 //     entry:  row, start, num_tokens, first_token, num_blocks, sample (its place among the samples, ~0 for none), 2 unused
 //   last_tokens [max_num_seqs] u32: what each row sampled last; the token of a decode
+//   marks: as step_mark's, or null; mark 0 is set: the step has started
 //   everything else is written, padding included: see StepInputs
 // The first num_decodes entries are decodes: one token each. Grid bucket_seqs, 256 threads: a block an entry.
 // Bound: latency; bytes = 4 * (4 * bucket_tokens + block tables).
@@ -11,7 +12,9 @@
 
 #include <cstdint>
 
+#include "../common/launch.h"
 #include "../ptx/grid.cuh"
+#include "../ptx/memory.cuh"
 
 // Mirrored by ffi::ExpandPlanArgs.
 struct IzarExpandPlanArgs {
@@ -28,12 +31,13 @@ struct IzarExpandPlanArgs {
   uint32_t* block_tables;
   uint32_t* sample_tokens;
   uint32_t* sample_rows;
+  uint64_t* marks;
   uint32_t bucket_tokens;
   uint32_t bucket_seqs;
   uint32_t max_blocks_per_seq;
   uint32_t unused;
 };
-static_assert(sizeof(IzarExpandPlanArgs) == 120);
+static_assert(sizeof(IzarExpandPlanArgs) == 128);
 
 namespace {
 
@@ -89,6 +93,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const IzarExpandPlanArgs a) {
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
   const uint32_t idx = blockIdx.x;
+  if (a.marks != nullptr && idx == 0 && threadIdx.x == 0) ptx::st_relaxed_sys_u64(a.marks, ptx::global_timer_ns());
   const uint32_t num_samples = a.plan[kNumSamples];
   if (threadIdx.x == 0) {
     if (idx < a.plan[kNumEntries]) {
@@ -111,14 +116,5 @@ __global__ void __launch_bounds__(kThreads) kernel(const IzarExpandPlanArgs a) {
 }  // namespace
 
 extern "C" int32_t izar_expand_plan(const IzarExpandPlanArgs* args, cudaStream_t stream) {
-  cudaLaunchAttribute serialisation;
-  serialisation.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  serialisation.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = args->bucket_seqs;
-  config.blockDim = kThreads;
-  config.stream = stream;
-  config.attrs = &serialisation;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, *args);
+  return izar::launch_overlapped(kernel, args->bucket_seqs, kThreads, 0, stream, *args);
 }

@@ -1,7 +1,10 @@
 //! A plan expanded on the device is what it says, padding included, and nothing else is written.
 
 use bytemuck::Zeroable;
-use izar_kernels::{DeviceBuffer, ExpandPlan, PlanWriter, StepInputs, StepMeta, expand_plan};
+use izar_kernels::{
+    DeviceBuffer, ExpandPlan, Mark, PlanWriter, StepInputs, StepMarks, StepMeta, expand_plan,
+    step_mark,
+};
 
 use crate::gpu;
 
@@ -53,6 +56,7 @@ fn expanded_plans_are_what_they_say() {
     let inputs = StepInputs::new(device, MAX_TOKENS, MAX_SEQS, MAX_BLOCKS).unwrap();
     let words = PlanWriter::words(MAX_SEQS as usize, MAX_TOKENS as usize, MAX_BLOCKS as usize);
     let plan = DeviceBuffer::<u32>::new(device, words).unwrap();
+    let marks = StepMarks::new(device).unwrap();
     let cases: [(u32, &[u32], u32, u32); 6] = [
         (1, &[], 1, 1),
         (5, &[], 8, 8),
@@ -61,6 +65,7 @@ fn expanded_plans_are_what_they_say() {
         (0, &[600], 700, 40),
         (20, &[17, 16, 15, 1, 400], 512, 33),
     ];
+    let mut number = 77 << 32;
     for (num_decodes, chunks, bucket_tokens, bucket_seqs) in cases {
         let what = format!("{num_decodes} decodes and {chunks:?} in {bucket_tokens}");
         let entries = entries(num_decodes, chunks, &last);
@@ -75,7 +80,8 @@ fn expanded_plans_are_what_they_say() {
                 writer.prefill(e.row, e.start, &e.tokens, &e.blocks, e.samples);
             }
         }
-        writer.finish(77 << 32 | 5);
+        number += 1;
+        writer.finish(number);
         plan.write(stream, &host).unwrap();
         let arrays = [
             &inputs.token_ids,
@@ -96,10 +102,12 @@ fn expanded_plans_are_what_they_say() {
             plan: &plan,
             last_tokens: &last_tokens,
             inputs: &inputs,
+            marks: Some(&marks),
             bucket_tokens,
             bucket_seqs,
         };
         expand_plan(stream, &step).unwrap();
+        step_mark(stream, &marks, Mark::Finished, Some(&inputs.meta)).unwrap();
         let read = |buffer: &DeviceBuffer<u32>| {
             let mut host = vec![0; buffer.len()];
             buffer.read(stream, &mut host).unwrap();
