@@ -131,7 +131,7 @@ impl Bench {
         let projection = DecodeProjection {
             weight,
             x,
-            y,
+            y: y.into(),
             epilogue,
         };
         Ok(decode_projection(stream, &projection, &self.workspace)?)

@@ -5,7 +5,7 @@
 use crate::device::Device;
 use crate::error::{CudaError, check};
 use crate::ffi::{self, DecodeProjectionArgs};
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, Output};
 use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 
@@ -30,7 +30,7 @@ pub enum Epilogue<'a> {
     Swiglu,
 }
 
-/// One projection. All matrices are bf16, tokens and weight rows are matrix rows.
+/// One projection. Inputs are bf16; tokens and weight rows are matrix rows.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeProjection<'a> {
     /// `[rows, depth]`, dense. Must not be written by the kernel just before in the stream: it is
@@ -38,8 +38,8 @@ pub struct DecodeProjection<'a> {
     pub weight: Matrix<'a>,
     /// `[tokens, depth]`.
     pub x: Matrix<'a>,
-    /// `[tokens, outputs]`.
-    pub y: Matrix<'a>,
+    /// `[tokens, outputs]`; f32 only with [`Epilogue::Add`] and without a residual.
+    pub y: Output<'a>,
     /// What is done to the products.
     pub epilogue: Epilogue<'a>,
 }
@@ -68,6 +68,9 @@ pub enum DecodeProjectionError {
         /// Of what it must be a multiple; bytes for addresses, elements for sizes and strides.
         multiple: u32,
     },
+    /// f32 outputs with an epilogue that needs them rounded.
+    #[error("decode_projection: f32 outputs take a bias alone, no residual and no SwiGLU")]
+    F32Epilogue,
     /// The launch failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -168,6 +171,8 @@ pub fn decode_projection(
         residual_stride: residual.map_or(0, |m| m.stride()),
         num_blocks: workspace.num_blocks,
         swiglu: matches!(epilogue, Epilogue::Swiglu).into(),
+        is_f32: y.is_f32().into(),
+        reserved: 0,
     };
     let raw = stream.for_launch()?;
     // SAFETY: every view lies in its buffer and has the shape the kernel expects; buffers outlive
@@ -185,8 +190,8 @@ fn check_shapes(projection: &DecodeProjection<'_>) -> Result<(), DecodeProjectio
         y,
         epilogue,
     } = *projection;
-    let expect = |matrix: &'static str, view: Matrix<'_>, expected: [u32; 2]| {
-        let got = [view.rows(), view.cols()];
+    let shape = |view: Matrix<'_>| [view.rows(), view.cols()];
+    let expect = |matrix: &'static str, got: [u32; 2], expected: [u32; 2]| {
         if got == expected {
             Ok(())
         } else {
@@ -201,14 +206,23 @@ fn check_shapes(projection: &DecodeProjection<'_>) -> Result<(), DecodeProjectio
     if tokens > MAX_DECODE_TOKENS {
         return Err(DecodeProjectionError::TooManyTokens(tokens));
     }
-    expect("x", x, [tokens, weight.cols()])?;
+    expect("x", shape(x), [tokens, weight.cols()])?;
+    let is_rounded = match epilogue {
+        Epilogue::Swiglu => true,
+        Epilogue::Add { residual, .. } => residual.is_some(),
+    };
+    if y.is_f32() && is_rounded {
+        return Err(DecodeProjectionError::F32Epilogue);
+    }
+    let got = [y.rows(), y.cols()];
     match epilogue {
-        Epilogue::Swiglu => expect("y", y, [tokens, weight.rows() / 2]),
+        Epilogue::Swiglu => expect("y", got, [tokens, weight.rows() / 2]),
         Epilogue::Add { bias, residual } => {
-            expect("y", y, [tokens, weight.rows()])?;
-            bias.map_or(Ok(()), |bias| expect("bias", bias, [1, weight.rows()]))?;
+            let row = [1, weight.rows()];
+            expect("y", got, [tokens, weight.rows()])?;
+            bias.map_or(Ok(()), |bias| expect("bias", shape(bias), row))?;
             residual.map_or(Ok(()), |view| {
-                expect("residual", view, [tokens, weight.rows()])
+                expect("residual", shape(view), [tokens, weight.rows()])
             })
         }
     }
@@ -230,7 +244,8 @@ fn check_alignment(projection: &DecodeProjection<'_>) -> Result<(), DecodeProjec
     };
     multiple("the address of weight", weight.address() as usize, 16)?;
     multiple("the address of x", x.address() as usize, 16)?;
-    multiple("the address of y", y.address() as usize, 4)?;
+    let pair = if y.is_f32() { 8 } else { 4 };
+    multiple("the address of y", y.address() as usize, pair)?;
     multiple("the depth", weight.cols() as usize, 8)?;
     multiple("the stride of x", x.stride() as usize, 8)?;
     if weight.stride() != weight.cols() {

@@ -43,9 +43,11 @@ pub(crate) struct DecodeProjectionArgs {
     pub(crate) residual_stride: u32,
     pub(crate) num_blocks: u32,
     pub(crate) swiglu: u32,
+    pub(crate) is_f32: u32,
+    pub(crate) reserved: u32,
 }
 
-const _: () = assert!(size_of::<DecodeProjectionArgs>() == 88);
+const _: () = assert!(size_of::<DecodeProjectionArgs>() == 96);
 
 /// Mirrors `IzarRmsNormArgs`.
 #[repr(C)]

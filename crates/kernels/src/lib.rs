@@ -56,7 +56,7 @@ pub use fill_random::fill_random;
 pub use gather_rows::{embed, gather_rows};
 pub use graph::{Graph, GraphExec};
 pub use launch_error::LaunchError;
-pub use matrix::{Matrix, MatrixError};
+pub use matrix::{Matrix, MatrixError, Output};
 pub use memory::DeviceBuffer;
 pub use paged_decode_attention::{
     AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,

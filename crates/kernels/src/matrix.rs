@@ -17,6 +17,69 @@ pub struct Matrix<'a, T = bf16> {
     stride: u32,
 }
 
+/// Where a projection writes: activations, or logits.
+#[derive(Debug, Clone, Copy)]
+pub enum Output<'a> {
+    /// Rounded to bf16.
+    Bf16(Matrix<'a>),
+    /// As accumulated.
+    F32(Matrix<'a, f32>),
+}
+
+impl Output<'_> {
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> u32 {
+        match self {
+            Self::Bf16(matrix) => matrix.rows(),
+            Self::F32(matrix) => matrix.rows(),
+        }
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn cols(&self) -> u32 {
+        match self {
+            Self::Bf16(matrix) => matrix.cols(),
+            Self::F32(matrix) => matrix.cols(),
+        }
+    }
+
+    /// Elements from one row to the next.
+    #[must_use]
+    pub fn stride(&self) -> u32 {
+        match self {
+            Self::Bf16(matrix) => matrix.stride(),
+            Self::F32(matrix) => matrix.stride(),
+        }
+    }
+
+    /// Whether elements are f32.
+    #[must_use]
+    pub fn is_f32(&self) -> bool {
+        matches!(self, Self::F32(_))
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        match self {
+            Self::Bf16(matrix) => matrix.address(),
+            Self::F32(matrix) => matrix.address(),
+        }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Output<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Self::Bf16(matrix)
+    }
+}
+
+impl<'a> From<Matrix<'a, f32>> for Output<'a> {
+    fn from(matrix: Matrix<'a, f32>) -> Self {
+        Self::F32(matrix)
+    }
+}
+
 /// A view that does not lie inside its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("[{rows}, {cols}] with stride {stride} at {offset} is outside a buffer of {len} elements")]

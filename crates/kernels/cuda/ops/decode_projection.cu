@@ -3,11 +3,11 @@
 //   x         [num_tokens, depth]     bf16, row stride x_stride
 //   bias      [num_rows]              bf16, or null; added in f32
 //   residual  [num_tokens, num_rows]  bf16, row stride residual_stride, or null; added to the bf16 product; may be y
-//   y         [num_tokens, num_rows]  bf16, row stride y_stride
+//   y         [num_tokens, num_rows]  bf16, or f32 without residual (logits); row stride y_stride
 //   with swiglu: weight is [gate; up], y [num_tokens, num_rows / 2] = silu(gate) * up, no bias, no residual
 //   parts     [num_blocks, 64 * 64]   f32, filled with 0xFF bytes once, left so by every launch
 // Grid num_blocks, 192 threads, at most 113 KB of shared memory. Requires depth % 8 == 0, x_stride % 8 == 0, 16-byte
-// aligned weight and x, 4-byte aligned y and residual; with swiglu num_rows % 16 == 0. Accumulates in f32 in an order that
+// aligned weight and x, y and residual aligned to two of their elements; with swiglu num_rows % 16 == 0. Accumulates in f32 in an order that
 // depends on num_rows, depth and num_blocks alone, so a token's result does not depend on its batch.
 // Launched with programmatic serialisation: reads weight before the previous kernel of the stream has finished.
 // Bound: HBM bytes = 2 * num_rows * depth.  Measured: docs/perf/h200-kernels.md
@@ -34,8 +34,10 @@ struct IzarDecodeProjectionArgs {
   uint32_t residual_stride;
   uint32_t num_blocks;
   uint32_t swiglu;
+  uint32_t is_f32;
+  uint32_t reserved;
 };
-static_assert(sizeof(IzarDecodeProjectionArgs) == 88);
+static_assert(sizeof(IzarDecodeProjectionArgs) == 96);
 
 namespace izar::decode_projection {
 
@@ -66,7 +68,8 @@ cudaError_t launch(const Args& a, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
 
   Params p = {};
-  p.y = static_cast<__nv_bfloat16*>(a.y);
+  p.y = a.is_f32 ? nullptr : static_cast<__nv_bfloat16*>(a.y);
+  p.y_f32 = a.is_f32 ? static_cast<float*>(a.y) : nullptr;
   p.bias = static_cast<const __nv_bfloat16*>(a.bias);
   p.residual = static_cast<const __nv_bfloat16*>(a.residual);
   p.parts = static_cast<float*>(a.parts);

@@ -39,7 +39,8 @@ constexpr uint32_t kErrorPartAbsent = 1;
 constexpr uint32_t kL2PrefetchUnits = 3;
 
 struct Params {
-  __nv_bfloat16* y;
+  __nv_bfloat16* y;               // null: outputs are f32
+  float* y_f32;                   // null: outputs are bf16
   const __nv_bfloat16* bias;      // null: none
   const __nv_bfloat16* residual;  // null: none; may be y
   float* parts;                   // [num_blocks, 64 * kTokens], all kAbsent between launches
@@ -345,6 +346,26 @@ struct Consumer {
     if (count == 2) y[1] = value.y;
   }
 
+  __device__ __forceinline__ void store_pair(uint32_t token, uint32_t output, float2 value) const {
+    const uint32_t count = valid(token, output);
+    float* y = p.y_f32 + size_t{token} * p.y_stride + output;
+    if (count == 2 && p.y_stride % 2 == 0) {
+      *reinterpret_cast<float2*>(y) = value;
+      return;
+    }
+    if (count >= 1) y[0] = value.x;
+    if (count == 2) y[1] = value.y;
+  }
+
+  // A transpose of f32 pairs: of their upper and of their lower halves.
+  __device__ __forceinline__ static float2 turn(float a, float b) {
+    const uint32_t x = __float_as_uint(a);
+    const uint32_t y = __float_as_uint(b);
+    const uint32_t low = ptx::movmatrix_trans(__byte_perm(x, y, 0x5410));
+    const uint32_t high = ptx::movmatrix_trans(__byte_perm(x, y, 0x7632));
+    return {__uint_as_float(__byte_perm(low, high, 0x5410)), __uint_as_float(__byte_perm(low, high, 0x7632))};
+  }
+
   __device__ __forceinline__ static float silu_times(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 
   __device__ __forceinline__ void write_tile(const Accumulators& acc, const Pairs& residual, uint32_t tile) const {
@@ -359,6 +380,9 @@ struct Consumer {
         if constexpr (C::kSwiglu) {
           a = silu_times(a, acc[4 * i + 2]);
           b = silu_times(b, acc[4 * i + 3]);
+        } else if (p.y_f32 != nullptr) {
+          store_pair(8 * i + lane / 4, output_of(tile, half) + 2 * (lane % 4), turn(a + bias, b + bias));
+          continue;
         }
         const __nv_bfloat162 pair = __floats2bfloat162_rn(a + bias, b + bias);
         uint32_t turned = ptx::movmatrix_trans(*reinterpret_cast<const uint32_t*>(&pair));

@@ -80,7 +80,7 @@ impl Gpu {
         let projection = DecodeProjection {
             weight: weight_view,
             x: x_view,
-            y: y_view,
+            y: y_view.into(),
             epilogue,
         };
         decode_projection(&self.stream, &projection, &self.projections).unwrap();
@@ -211,7 +211,7 @@ fn a_tokens_result_does_not_depend_on_its_batch() {
         let projection = DecodeProjection {
             weight: Matrix::dense(&weight, rows, depth).unwrap(),
             x: Matrix::dense(&x, tokens, depth).unwrap(),
-            y: Matrix::dense(&y, tokens, rows).unwrap(),
+            y: Matrix::dense(&y, tokens, rows).unwrap().into(),
             epilogue: Epilogue::Add {
                 bias: None,
                 residual: None,
@@ -248,7 +248,7 @@ fn a_captured_chain_gives_the_same_bits_at_every_launch() {
             let projection = DecodeProjection {
                 weight: Matrix::dense(weight, size, size).unwrap(),
                 x: Matrix::dense(x, 16, size).unwrap(),
-                y,
+                y: y.into(),
                 epilogue: Epilogue::Add {
                     bias: None,
                     residual: Some(y),
@@ -289,7 +289,7 @@ fn wrong_shapes_strides_and_addresses_are_refused() {
     let good = DecodeProjection {
         weight: view(0, 64, 64, 64),
         x: view(0, 4, 64, 64),
-        y: view(0, 4, 64, 64),
+        y: view(0, 4, 64, 64).into(),
         epilogue,
     };
     let refused = |projection: DecodeProjection<'_>| {
@@ -298,7 +298,7 @@ fn wrong_shapes_strides_and_addresses_are_refused() {
     type Error = DecodeProjectionError;
     let long = DecodeProjection {
         x: view(0, 65, 64, 64),
-        y: view(0, 65, 64, 64),
+        y: view(0, 65, 64, 64).into(),
         ..good
     };
     assert_eq!(refused(long), Error::TooManyTokens(65));
@@ -308,7 +308,7 @@ fn wrong_shapes_strides_and_addresses_are_refused() {
     };
     assert!(matches!(refused(narrow), Error::Shape { matrix: "x", .. }));
     let short = DecodeProjection {
-        y: view(0, 4, 63, 64),
+        y: view(0, 4, 63, 64).into(),
         ..good
     };
     assert!(matches!(refused(short), Error::Shape { matrix: "y", .. }));
