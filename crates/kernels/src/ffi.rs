@@ -71,6 +71,10 @@ unsafe extern "C" {
         args: *const PagedDecodeAttentionArgs,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_paged_prefill_attention(
+        args: *const PagedPrefillAttentionArgs,
+        stream: RawStream,
+    ) -> i32;
     pub(crate) fn izar_reference_attention(
         args: *const ReferenceAttentionArgs,
         stream: RawStream,

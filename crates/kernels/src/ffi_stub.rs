@@ -54,6 +54,7 @@ not_built! {
     cudaGraphExecDestroy(RawGraphExec);
     izar_decode_projection(*const DecodeProjectionArgs, RawStream);
     izar_paged_decode_attention(*const PagedDecodeAttentionArgs, RawStream);
+    izar_paged_prefill_attention(*const PagedPrefillAttentionArgs, RawStream);
     izar_reference_attention(*const ReferenceAttentionArgs, RawStream);
     izar_step_mark(*const crate::step_mark::Args, RawStream);
     izar_expand_plan(*const ExpandPlanArgs, RawStream);

@@ -88,6 +88,35 @@ pub(crate) struct PagedDecodeAttentionArgs {
 
 const _: () = assert!(size_of::<PagedDecodeAttentionArgs>() == 96);
 
+/// Mirrors `IzarPagedPrefillAttentionArgs`.
+#[repr(C)]
+pub(crate) struct PagedPrefillAttentionArgs {
+    pub(crate) q: *const c_void,
+    pub(crate) k_cache: *const c_void,
+    pub(crate) v_cache: *const c_void,
+    pub(crate) block_tables: *const c_void,
+    pub(crate) query_starts: *const c_void,
+    pub(crate) query_lens: *const c_void,
+    pub(crate) seq_lens: *const c_void,
+    pub(crate) first_entry: *const c_void,
+    pub(crate) end_entry: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) num_tokens: u32,
+    pub(crate) max_entries: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) num_blocks: u32,
+    pub(crate) max_blocks_per_seq: u32,
+    pub(crate) q_stride: u32,
+    pub(crate) out_stride: u32,
+    pub(crate) window: u32,
+    pub(crate) scale: f32,
+    pub(crate) num_sms: u32,
+}
+
+const _: () = assert!(size_of::<PagedPrefillAttentionArgs>() == 128);
+
 /// Mirrors `IzarReferenceAttentionArgs`.
 #[repr(C)]
 pub(crate) struct ReferenceAttentionArgs {

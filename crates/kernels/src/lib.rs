@@ -21,6 +21,7 @@
 
 mod decode_projection;
 mod device;
+mod device_word;
 mod error;
 mod expand_plan;
 #[cfg(feature = "cuda")]
@@ -36,6 +37,7 @@ mod launch_error;
 mod matrix;
 mod memory;
 mod paged_decode_attention;
+mod paged_prefill_attention;
 mod pinned;
 mod read_stream;
 mod reference_projection;
@@ -50,6 +52,7 @@ pub use decode_projection::{
     decode_projection,
 };
 pub use device::Device;
+pub use device_word::DeviceWord;
 pub use error::CudaError;
 pub use expand_plan::{ExpandPlan, ExpandPlanError, PlanWriter, StepInputs, StepMeta, expand_plan};
 pub use fill_random::fill_random;
@@ -62,6 +65,7 @@ pub use paged_decode_attention::{
     AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,
     reference_attention,
 };
+pub use paged_prefill_attention::{PagedPrefillAttention, paged_prefill_attention};
 pub use pinned::PinnedBuffer;
 pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;

@@ -18,7 +18,7 @@ const MAX_CHUNKS: usize = 32;
 /// Sequences that one launch takes at most.
 const MAX_SEQS: u32 = 1024;
 /// Query heads that may share a KV head.
-const MAX_GROUP: u32 = 16;
+pub(crate) const MAX_GROUP: u32 = 16;
 
 /// Keys and values of one layer: `[num_blocks, 16, num_kv_heads, head_dim]` each.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,16 @@ pub struct KvCache<'a> {
     pub num_kv_heads: u32,
     /// Elements of a head: 64, 96 or 128.
     pub head_dim: u32,
+}
+
+impl KvCache<'_> {
+    /// Blocks of `k`; none if they are not whole, none at all, or not as many as those of `v`.
+    pub(crate) fn num_blocks(&self) -> Option<u64> {
+        let block = BLOCK_SIZE * self.num_kv_heads as usize * self.head_dim as usize;
+        let whole = !self.k.is_empty() && self.k.len() == self.v.len();
+        (whole && block > 0 && self.k.len().is_multiple_of(block))
+            .then(|| (self.k.len() / block) as u64)
+    }
 }
 
 /// One step. Rows of `q` and `out` are sequences.
@@ -58,7 +68,7 @@ pub struct PagedDecodeAttention<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionError {
     /// A size that does not fit the others, or that the kernel has no code for.
-    #[error("paged_decode_attention: {what} must be {expected}, got {got}")]
+    #[error("paged attention: {what} must be {expected}, got {got}")]
     Size {
         /// Which.
         what: &'static str,
@@ -99,7 +109,7 @@ impl AttentionWorkspace {
     }
 }
 
-fn require(
+pub(crate) fn require(
     holds: bool,
     what: &'static str,
     expected: &'static str,
@@ -123,10 +133,9 @@ impl PagedDecodeAttention<'_> {
 
     fn check(&self) -> Result<(), AttentionError> {
         let KvCache {
-            k,
-            v,
             num_kv_heads,
             head_dim,
+            ..
         } = self.cache;
         let (seqs, heads) = (self.q.rows(), self.num_heads());
         let size = |n: usize| n as u64;
@@ -166,13 +175,11 @@ impl PagedDecodeAttention<'_> {
             "those of q",
             columns.into(),
         )?;
-        let block = BLOCK_SIZE * num_kv_heads as usize * head_dim as usize;
-        let blocks = k.len().is_multiple_of(block) && k.len() == v.len() && !k.is_empty();
         require(
-            blocks,
+            self.cache.num_blocks().is_some(),
             "the KV cache",
             "whole blocks, as many of k as of v",
-            size(k.len()),
+            size(self.cache.k.len()),
         )?;
         let entries = u64::from(seqs) * u64::from(self.max_blocks_per_seq);
         let table = size(self.block_table.len());

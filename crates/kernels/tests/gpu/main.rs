@@ -5,7 +5,9 @@
 
 mod decode_projection;
 mod expand_plan;
+mod paged_cache;
 mod paged_decode_attention;
+mod paged_prefill_attention;
 mod rms_norm;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -6,90 +6,40 @@ use izar_kernels::{
     paged_decode_attention, reference_attention,
 };
 
+use crate::paged_cache::{Heads, PagedCache};
 use crate::{Gpu, POISON, gpu, relative_error};
 
 /// bf16 rounding of weights and outputs.
 const TOLERANCE: f64 = 5e-3;
-const BLOCK_SIZE: usize = 16;
 /// Around every edge of a block, a warp's round, a chunk and the growth of chunks; 0 is a padding row.
 const LENGTHS: [u32; 16] = [
     1, 2, 15, 16, 17, 127, 128, 129, 0, 255, 1000, 2047, 2048, 2049, 4097, 5000,
 ];
 
-#[derive(Debug, Clone, Copy)]
-struct Heads {
-    head_dim: u32,
-    num_kv_heads: u32,
-    group: u32,
-}
-
-impl Heads {
-    fn columns(self) -> u32 {
-        self.num_kv_heads * self.group * self.head_dim
-    }
-}
-
-/// Sequences of given lengths in a cache whose every other element is NaN, blocks in shuffled order.
+/// Sequences of given lengths, a query for each.
 struct Fixture {
-    heads: Heads,
+    cache: PagedCache,
     lengths: Vec<u32>,
     q: DeviceBuffer<bf16>,
-    k: DeviceBuffer<bf16>,
-    v: DeviceBuffer<bf16>,
     block_table: DeviceBuffer<u32>,
-    max_blocks: u32,
     seq_lens: DeviceBuffer<u32>,
     workspace: AttentionWorkspace,
 }
 
 impl Fixture {
     fn new(gpu: &mut Gpu, heads: Heads, lengths: &[u32]) -> Self {
-        let blocks_of = |length: u32| (length as usize).div_ceil(BLOCK_SIZE);
-        let used: usize = lengths.iter().map(|&length| blocks_of(length)).sum();
-        let num_blocks = used + 3;
-        let max_blocks = lengths
-            .iter()
-            .map(|&length| blocks_of(length))
-            .max()
-            .unwrap_or(0)
-            + 1;
-        let token = (heads.num_kv_heads * heads.head_dim) as usize;
-        let (mut k, mut v) = (vec![bf16::NAN; num_blocks * BLOCK_SIZE * token], Vec::new());
-        v.clone_from(&k);
-        let random_k = gpu.random(k.len(), 4.0);
-        let random_v = gpu.random(k.len(), 2.0);
-        let (random_k, random_v) = (gpu.read(&random_k), gpu.read(&random_v));
-        let mut table = vec![u32::MAX; lengths.len() * max_blocks];
-        // An odd step walks all of a power of two: blocks of a sequence lie apart.
-        let order =
-            (0..num_blocks.next_power_of_two()).map(|i| (i * 77) % num_blocks.next_power_of_two());
-        let mut free = order.filter(|&block| block < num_blocks);
-        for (seq, &length) in lengths.iter().enumerate() {
-            for i in 0..blocks_of(length) {
-                let block = free.next().expect("one block for each");
-                table[seq * max_blocks + i] = block as u32;
-                let valid = (length as usize - i * BLOCK_SIZE).min(BLOCK_SIZE);
-                let range = block * BLOCK_SIZE * token..(block * BLOCK_SIZE + valid) * token;
-                k[range.clone()].copy_from_slice(&random_k[range.clone()]);
-                v[range.clone()].copy_from_slice(&random_v[range]);
-            }
-        }
+        let cache = PagedCache::new(gpu, heads, lengths);
         let q = gpu.random(lengths.len() * heads.columns() as usize, 2.0);
         let num_seqs = lengths.len() as u32;
-        let num_heads = heads.num_kv_heads * heads.group;
-        let stream = &gpu.stream;
-        let device = stream.device();
+        let (stream, device) = (&gpu.stream, gpu.stream.device());
         Self {
-            heads,
             lengths: lengths.to_vec(),
             q,
-            k: DeviceBuffer::from_slice(stream, &k).unwrap(),
-            v: DeviceBuffer::from_slice(stream, &v).unwrap(),
-            block_table: DeviceBuffer::from_slice(stream, &table).unwrap(),
-            max_blocks: max_blocks as u32,
+            block_table: DeviceBuffer::from_slice(stream, &cache.table).unwrap(),
             seq_lens: DeviceBuffer::from_slice(stream, lengths).unwrap(),
-            workspace: AttentionWorkspace::new(device, num_seqs, num_heads, heads.head_dim)
+            workspace: AttentionWorkspace::new(device, num_seqs, heads.num_heads(), heads.head_dim)
                 .unwrap(),
+            cache,
         }
     }
 
@@ -99,26 +49,21 @@ impl Fixture {
         out: &'a DeviceBuffer<bf16>,
         window: Option<u32>,
     ) -> PagedDecodeAttention<'a> {
-        let (seqs, columns) = (self.lengths.len() as u32, self.heads.columns());
+        let (seqs, columns) = (self.lengths.len() as u32, self.cache.heads.columns());
         PagedDecodeAttention {
             q: Matrix::dense(&self.q, seqs, columns).unwrap(),
-            cache: KvCache {
-                k: &self.k,
-                v: &self.v,
-                num_kv_heads: self.heads.num_kv_heads,
-                head_dim: self.heads.head_dim,
-            },
+            cache: self.cache.view(),
             block_table: &self.block_table,
-            max_blocks_per_seq: self.max_blocks,
+            max_blocks_per_seq: self.cache.max_blocks as u32,
             seq_lens: &self.seq_lens,
             out: Matrix::strided(out, 0, seqs, columns, columns + 8).unwrap(),
             window,
-            scale: 1.0 / (self.heads.head_dim as f32).sqrt(),
+            scale: self.cache.heads.scale(),
         }
     }
 
     fn out(&self, gpu: &Gpu) -> DeviceBuffer<bf16> {
-        gpu.poisoned((self.lengths.len() + 1) * (self.heads.columns() as usize + 8))
+        gpu.poisoned((self.lengths.len() + 1) * (self.cache.heads.columns() as usize + 8))
     }
 
     fn run(&self, gpu: &Gpu, window: Option<u32>) -> Vec<bf16> {
@@ -128,7 +73,7 @@ impl Fixture {
     }
 
     fn check(&self, gpu: &Gpu, got: &[bf16], window: Option<u32>) {
-        let columns = self.heads.columns() as usize;
+        let columns = self.cache.heads.columns() as usize;
         let reference =
             DeviceBuffer::<f64>::new(gpu.stream.device(), self.lengths.len() * columns).unwrap();
         reference.fill_bytes(&gpu.stream, 0).unwrap();
@@ -145,7 +90,7 @@ impl Fixture {
             assert!(
                 poisoned,
                 "{:?}: wrote outside row {row} of length {length}",
-                self.heads
+                self.cache.heads
             );
             if length == 0 {
                 continue;
@@ -155,7 +100,7 @@ impl Fixture {
             assert!(
                 error < TOLERANCE,
                 "{:?} length {length} window {window:?}: {error:.2e}",
-                self.heads
+                self.cache.heads
             );
         }
     }
