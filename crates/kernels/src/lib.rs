@@ -19,6 +19,7 @@
 //! One module per operation, named like its file in `cuda/ops/`. A wrapper checks shapes, strides and
 //! alignment once, then launches; it allocates nothing and can be captured into a graph.
 
+mod cublaslt;
 mod decode_projection;
 mod device;
 mod device_word;
@@ -34,6 +35,7 @@ mod fill_random;
 mod gather_rows;
 mod graph;
 mod launch_error;
+mod linear;
 mod matrix;
 mod memory;
 mod paged_decode_attention;
@@ -47,6 +49,7 @@ mod step_mark;
 mod stream;
 mod swiglu;
 
+pub use cublaslt::{CublasError, LibraryError};
 pub use decode_projection::{
     DecodeProjection, DecodeProjectionError, Epilogue, MAX_DECODE_TOKENS, ProjectionWorkspace,
     decode_projection,
@@ -59,6 +62,7 @@ pub use fill_random::fill_random;
 pub use gather_rows::{embed, gather_rows};
 pub use graph::{Graph, GraphExec};
 pub use launch_error::LaunchError;
+pub use linear::{Linear, LinearError, LinearProjection};
 pub use matrix::{Matrix, MatrixError, Output};
 pub use memory::DeviceBuffer;
 pub use paged_decode_attention::{

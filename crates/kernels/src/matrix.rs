@@ -60,6 +60,25 @@ impl Output<'_> {
         matches!(self, Self::F32(_))
     }
 
+    /// `count` rows from row `first` on.
+    ///
+    /// # Panics
+    /// As [`Matrix::rows_from`].
+    #[must_use]
+    pub fn rows_from(&self, first: u32, count: u32) -> Self {
+        match self {
+            Self::Bf16(matrix) => Self::Bf16(matrix.rows_from(first, count)),
+            Self::F32(matrix) => Self::F32(matrix.rows_from(first, count)),
+        }
+    }
+
+    pub(crate) fn is_aligned(&self, bytes: usize) -> bool {
+        match self {
+            Self::Bf16(matrix) => matrix.is_aligned(bytes),
+            Self::F32(matrix) => matrix.is_aligned(bytes),
+        }
+    }
+
     pub(crate) fn address(&self) -> *mut c_void {
         match self {
             Self::Bf16(matrix) => matrix.address(),
@@ -153,6 +172,25 @@ impl<'a, T: Pod> Matrix<'a, T> {
     #[must_use]
     pub fn stride(&self) -> u32 {
         self.stride
+    }
+
+    /// `count` rows from row `first` on.
+    ///
+    /// # Panics
+    /// If there are not so many, or none is asked for.
+    #[must_use]
+    pub fn rows_from(&self, first: u32, count: u32) -> Self {
+        let end = first.checked_add(count);
+        assert!(
+            count > 0 && end.is_some_and(|end| end <= self.rows),
+            "rows {first}..+{count} of {}",
+            self.rows
+        );
+        Self {
+            offset: self.offset + first as usize * self.stride as usize,
+            rows: count,
+            ..*self
+        }
     }
 
     /// Whether every row starts at a multiple of `bytes`.
