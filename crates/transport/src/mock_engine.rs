@@ -37,6 +37,8 @@ pub enum ReplyTokens {
     },
     /// These.
     List(Vec<u32>),
+    /// The time of its publication in µs: what reads it can tell how long it was on its way.
+    Clock,
 }
 
 /// What happens after a reply's last token.
@@ -69,6 +71,14 @@ impl Reply {
         }
     }
 
+    /// Tells the time, in µs modulo the vocabulary size, until `max_tokens`.
+    pub fn clock() -> Reply {
+        Reply {
+            tokens: ReplyTokens::Clock,
+            end: ReplyEnd::Length,
+        }
+    }
+
     /// Fails before the first token.
     pub fn failure(error: EngineError) -> Reply {
         Reply {
@@ -81,6 +91,7 @@ impl Reply {
         match &self.tokens {
             ReplyTokens::Counting { first } => Some(first.wrapping_add(i)),
             ReplyTokens::List(list) => list.get(i as usize).copied(),
+            ReplyTokens::Clock => Some((now_ns() / 1000) as u32),
         }
     }
 }
@@ -95,6 +106,8 @@ pub struct MockOptions {
     pub script: Script,
     /// Time from one token of a sequence to its next; zero: as fast as the thread can.
     pub step_time: Duration,
+    /// Groups of sequences that take turns within a step time, so that their tokens come spread over it; 1: all at once.
+    pub num_groups: u32,
     /// Most sequences running at once; more wait their turn.
     pub max_num_seqs: u32,
     /// Token ids are below this.
@@ -111,6 +124,7 @@ impl Default for MockOptions {
         MockOptions {
             script: Arc::new(|_, prompt| Reply::counting(prompt[0])),
             step_time: Duration::ZERO,
+            num_groups: 1,
             max_num_seqs: 1024,
             vocab_size: 1 << 17,
             max_model_len: 1 << 20,

@@ -39,6 +39,8 @@ pub(super) struct Worker {
     next_beat: Instant,
     /// The last step had nothing to say: no need of another before something happens.
     is_hanging: bool,
+    /// The group whose turn it is.
+    group: u32,
 }
 
 /// Between two heartbeats, and two looks for dead front ends.
@@ -59,6 +61,7 @@ impl Worker {
             next_step: now,
             next_beat: now,
             is_hanging: false,
+            group: 0,
         }
     }
 
@@ -100,11 +103,14 @@ impl Worker {
         self.claim_waiting();
         if !self.running.is_empty() && now >= self.next_step {
             let stepped = self.step();
-            self.is_hanging = !stepped;
-            self.next_step = if stepped {
-                now + self.options.step_time
-            } else {
-                self.next_beat
+            self.is_hanging = !stepped && self.options.num_groups == 1;
+            let interval = self.options.step_time / self.options.num_groups;
+            let due = self.next_step + interval;
+            self.next_step = match self.is_hanging {
+                true => self.next_beat,
+                // On time, unless time was lost.
+                false if due > now => due,
+                false => now + interval,
             };
             published |= stepped;
         }
@@ -164,6 +170,11 @@ impl Worker {
         let num_before = self.running.len();
         self.stats.num_steps += 1;
         while i < self.running.len() {
+            let slot = self.running[i].request.slot.0;
+            if slot % self.options.num_groups != self.group {
+                i += 1;
+                continue;
+            }
             match self.advance(i, now) {
                 None => i += 1,
                 Some((reason, stop_token)) => {
@@ -172,6 +183,7 @@ impl Worker {
                 }
             }
         }
+        self.group = (self.group + 1) % self.options.num_groups;
         self.stats.output_tokens > before || self.running.len() < num_before
     }
 
@@ -211,7 +223,7 @@ impl Worker {
             logprobs,
         );
         self.stats.output_tokens += 1;
-        if last_of_list || (count >= min_tokens && self.engine.stop_ids(slot).contains(&token)) {
+        if last_of_list || (count > min_tokens && self.engine.stop_ids(slot).contains(&token)) {
             Some((FinishReason::Stop, Some(token)))
         } else if count == max_tokens {
             Some((FinishReason::Length, None))
