@@ -24,11 +24,13 @@ use crate::output::head::{Ending, Piece, Usage};
 const FRAME_BYTES: usize = 32 * 1024;
 
 /// Writes chunks to a buffer.
-struct Chunks {
-    out: BytesMut,
-    writer: ChunkWriter,
-    usage: Usage,
-    continuous_usage: bool,
+pub(super) struct Chunks {
+    pub(super) out: BytesMut,
+    pub(super) writer: ChunkWriter,
+    pub(super) usage: Usage,
+    pub(super) continuous_usage: bool,
+    /// Bytes at which to send what there is.
+    pub(super) full_at: usize,
 }
 
 impl Sink for Chunks {
@@ -46,7 +48,7 @@ impl Sink for Chunks {
     }
 
     fn is_full(&self) -> bool {
-        self.out.len() >= FRAME_BYTES
+        self.out.len() >= self.full_at
     }
 }
 
@@ -54,7 +56,7 @@ impl Sink for Chunks {
 pub struct EventStream {
     chunks: Chunks,
     choices: Vec<Choice>,
-    /// Choices that have not ended.
+    /// Choices that have not ended, those whose turn comes first in front.
     open: Vec<usize>,
     n: usize,
     scratch: Vec<GeneratedToken>,
@@ -80,6 +82,7 @@ impl Answer {
                 writer,
                 usage: self.usage,
                 continuous_usage: request.continuous_usage,
+                full_at: roles + FRAME_BYTES,
             },
             open: (0..self.choices.len()).collect(),
             choices: self.choices,
@@ -103,7 +106,8 @@ impl Answer {
 }
 
 impl EventStream {
-    /// Writes the chunks of all tokens there are, and the end once every choice has ended.
+    /// Writes the chunks of the tokens there are, and the end once every choice has ended. Where they are more than a frame, those of the
+    /// choices that come too late for it are left for the next: a client that does not read must not fill our memory.
     fn fill(&mut self, cx: &mut Context<'_>) -> Result<(), ApiError> {
         let Self {
             chunks,
@@ -112,13 +116,16 @@ impl EventStream {
             scratch,
             ..
         } = self;
-        let mut failed = None;
+        let (mut failed, mut num_polled) = (None, 0);
         open.retain(|&index| {
-            if failed.is_some() {
+            if failed.is_some() || chunks.is_full() {
                 return true;
             }
             match choices[index].poll(cx, scratch, chunks) {
-                Step::Waiting | Step::Full => true,
+                Step::Waiting | Step::Full => {
+                    num_polled += 1;
+                    true
+                }
                 Step::Ended => false,
                 Step::Failed(error) => {
                     failed = Some(error);
@@ -129,6 +136,7 @@ impl EventStream {
         if let Some(error) = failed {
             return Err(error);
         }
+        open.rotate_left(num_polled);
         if open.is_empty() && !self.done {
             self.chunks.usage.cached_tokens = cached_tokens(&self.choices, self.n);
             self.chunks
@@ -164,6 +172,7 @@ impl Body for EventStream {
             this.fail(&error);
         }
         if !this.chunks.out.is_empty() {
+            this.chunks.full_at = FRAME_BYTES;
             return Poll::Ready(Some(Ok(Frame::data(this.chunks.out.split().freeze()))));
         }
         if this.done {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -24,8 +25,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Response {
 /// Describes one name. A name may hold slashes.
 pub async fn retrieve(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    // What is no text is no name.
+    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
     let name = app.resolve_model(Some(id))?;
     Ok(json(describe(&app, &name).to_string().into()))
 }
