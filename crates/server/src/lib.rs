@@ -15,6 +15,8 @@ mod auth;
 mod drain;
 mod error;
 mod fields;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod ids;
 mod metrics;
 mod output;

@@ -91,6 +91,12 @@ impl Server {
         })
     }
 
+    /// What the handlers share.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn app(&self) -> &App {
+        &self.app
+    }
+
     /// All paths, for a caller that serves them itself.
     pub fn router(&self) -> Router {
         app::router(Arc::clone(&self.app))

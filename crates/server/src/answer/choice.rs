@@ -110,16 +110,7 @@ impl Choice {
         scratch: &mut Vec<GeneratedToken>,
         sink: &mut impl Sink,
     ) -> Step {
-        if let Some(prompt) = self.echo.take() {
-            sink.piece(
-                self.index,
-                0,
-                &Piece {
-                    text: &prompt,
-                    ..Piece::default()
-                },
-            );
-        }
+        self.put_echo(sink);
         while !self.ended {
             let Some(handle) = &mut self.handle else {
                 self.end("length", None, sink);
@@ -144,8 +135,26 @@ impl Choice {
         Step::Ended
     }
 
+    /// Hands on the prompt, once, where it is to be echoed.
+    pub(super) fn put_echo(&mut self, sink: &mut impl Sink) {
+        if let Some(prompt) = self.echo.take() {
+            sink.piece(
+                self.index,
+                0,
+                &Piece {
+                    text: &prompt,
+                    ..Piece::default()
+                },
+            );
+        }
+    }
+
     /// Takes tokens up to the one that stops the choice; returns whether there were more.
-    fn take_all(&mut self, tokens: &mut Vec<GeneratedToken>, sink: &mut impl Sink) -> bool {
+    pub(super) fn take_all(
+        &mut self,
+        tokens: &mut Vec<GeneratedToken>,
+        sink: &mut impl Sink,
+    ) -> bool {
         let mut surplus = false;
         for token in tokens.drain(..) {
             if self.stopped.is_some() {
@@ -231,7 +240,12 @@ impl Choice {
     }
 
     /// Releases the last text and ends the choice, for `reason` unless the text or the tokens tell of a stop.
-    fn end(&mut self, reason: &'static str, times: Option<EngineTimes>, sink: &mut impl Sink) {
+    pub(super) fn end(
+        &mut self,
+        reason: &'static str,
+        times: Option<EngineTimes>,
+        sink: &mut impl Sink,
+    ) {
         if !matches!(self.stopped, Some(Stopped::Text(_))) {
             let stopped = self.assembler.finish(&mut self.text);
             self.stopped = stopped.or(self.stopped);

@@ -12,9 +12,9 @@ use crate::output::head::{Ending, Piece, Usage};
 use crate::output::whole::{WholeChoice, body};
 
 /// Collects pieces of all choices.
-struct Collector {
-    choices: Vec<WholeChoice>,
-    usage: Usage,
+pub(super) struct Collector {
+    pub(super) choices: Vec<WholeChoice>,
+    pub(super) usage: Usage,
 }
 
 impl Sink for Collector {

@@ -7,6 +7,8 @@
 mod choice;
 mod collect;
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub mod replay;
 mod stream;
 mod submit;
 

@@ -158,7 +158,7 @@ fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, A
     Ok(wanted)
 }
 
-fn stop_rules(app: &App, sampling: &SamplingRequest) -> StopRules {
+pub(super) fn stop_rules(app: &App, sampling: &SamplingRequest) -> StopRules {
     StopRules {
         strings: Arc::new(StopSet::new(&sampling.stop, sampling.include_stop)),
         token_ids: sampling.stop_token_ids.clone(),
@@ -240,7 +240,7 @@ fn submit_one(
     })
 }
 
-fn choice(
+pub(super) fn choice(
     app: &App,
     order: &Order,
     prompt: &PromptTokens,

@@ -87,3 +87,52 @@ fn lone_surrogates_and_invalid_utf8_are_malformed() {
     ));
     assert_eq!(Fields::parse(b"[]").err(), Some(ApiError::NotAnObject));
 }
+
+/// Keeps the fields of every event.
+#[derive(Clone, Default)]
+struct Recorder(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Recorder {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Values(String);
+        impl tracing::field::Visit for Values {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?};");
+            }
+        }
+        let mut values = Values(String::new());
+        event.record(&mut values);
+        self.0.lock().expect("unpoisoned").push(values.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn unknown_fields_are_ignored_and_logged_by_name_without_their_values() {
+    let recorder = Recorder::default();
+    tracing::subscriber::with_default(recorder.clone(), || {
+        let mut f = fields(r#"{"known":1,"novelty":"a secret","zoo":[]}"#);
+        assert_eq!(f.take_int("known", 0..=9), Ok(Some(1)));
+        f.finish();
+        fields("{}").finish();
+    });
+    let events = recorder.0.lock().expect("unpoisoned").clone();
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(events[0].contains("novelty") && events[0].contains("zoo"));
+    assert!(!events[0].contains("secret") && !events[0].contains("known\""));
+}

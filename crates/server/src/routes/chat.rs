@@ -26,7 +26,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     respond(submit(&app, order, arrival, in_flight)?, stream).await
 }
 
-fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
+pub(crate) fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
     let request = ChatRequest::parse(body, &app.limits)?;
     let model = app.resolve_model(request.model)?;
     let chat = Conversation {

@@ -25,7 +25,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     respond(submit(&app, order, arrival, in_flight)?, stream).await
 }
 
-fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
+pub(crate) fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
     let request = CompletionRequest::parse(body, &app.limits)?;
     let model = app.resolve_model(request.model)?;
     let options = EncodeOptions {

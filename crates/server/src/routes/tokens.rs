@@ -21,7 +21,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respons
     prepare(&app, body, encoded).await
 }
 
-fn encoded(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+pub(crate) fn encoded(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let mut fields = Fields::parse(body)?;
     app.resolve_model(fields.take_string("model")?)?;
     let add_special = fields.take_bool("add_special_tokens")?.unwrap_or(true);
@@ -73,7 +73,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respo
     prepare(&app, body, decoded).await
 }
 
-fn decoded(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+pub(crate) fn decoded(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let mut fields = Fields::parse(body)?;
     app.resolve_model(fields.take_string("model")?)?;
     let Some(ids) = fields.take_token_ids("tokens", app.limits.vocab_size)? else {
