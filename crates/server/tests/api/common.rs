@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
-use izar_server::ServerOptions;
+use izar_server::{Server, ServerOptions};
 use izar_transport::client::RingClient;
 use izar_transport::mock_engine::{MockEngine, MockOptions, Reply};
 use serde_json::{Value, json};
@@ -94,6 +94,10 @@ impl Harness {
 
     pub fn with(mock: MockOptions, options: ServerOptions) -> Self {
         let (server, client, engine) = server(mock, options);
+        Self::around(&server, client, engine)
+    }
+
+    pub fn around(server: &Server, client: Arc<RingClient>, engine: MockEngine) -> Self {
         Self {
             router: server.router(),
             client,

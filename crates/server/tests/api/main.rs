@@ -3,8 +3,15 @@
 mod answers;
 mod common;
 mod cost;
+mod failures;
 mod generated;
 mod lifecycle;
 mod logprobs;
+mod prompts;
 mod refusals;
+mod shape;
+mod sockets;
+mod stops;
 mod support;
+mod values;
+mod vocabularies;

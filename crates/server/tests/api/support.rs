@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use izar_ring::RingOptions;
 use izar_server::{SamplingDefaults, ServedModel, Server, ServerOptions};
 use izar_tokenizer::{ChatEncoder, ChatTemplate, SpecialTokens, Tokenizer};
 use izar_transport::client::{ClientOptions, RingClient};
@@ -58,17 +59,34 @@ fn char_of(byte: u8) -> char {
 
 /// A server named `mock`, not yet serving.
 pub fn server(mock: MockOptions, options: ServerOptions) -> (Server, Arc<RingClient>, MockEngine) {
-    let (transport, engine) = MockEngine::in_process(&Default::default(), mock).expect("a ring");
+    let template = ChatTemplate::new(TEMPLATE, SpecialTokens::default()).expect("a template");
+    let encoder = ChatEncoder::new(tokenizer(), template);
+    server_with(
+        encoder,
+        vec![IM_END],
+        &RingOptions::default(),
+        mock,
+        options,
+    )
+}
+
+/// A server named `mock` with a text side and a ring of one's own, not yet serving.
+pub fn server_with(
+    encoder: ChatEncoder,
+    eos_token_ids: Vec<u32>,
+    ring: &RingOptions,
+    mock: MockOptions,
+    options: ServerOptions,
+) -> (Server, Arc<RingClient>, MockEngine) {
+    let (transport, engine) = MockEngine::in_process(ring, mock).expect("a ring");
     let client =
         Arc::new(RingClient::connect(transport, ClientOptions::default()).expect("a lease"));
-    let tokenizer = tokenizer();
-    let template = ChatTemplate::new(TEMPLATE, SpecialTokens::default()).expect("a template");
     let model = ServedModel {
         names: vec!["mock".to_owned(), "other/name".to_owned()],
         root: "mock".to_owned(),
-        tokenizer: Arc::clone(&tokenizer),
-        chat: Some(ChatEncoder::new(tokenizer, template)),
-        eos_token_ids: vec![IM_END],
+        tokenizer: Arc::clone(encoder.tokenizer()),
+        chat: Some(encoder),
+        eos_token_ids,
         defaults: SamplingDefaults::default(),
     };
     (
