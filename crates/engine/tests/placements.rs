@@ -213,6 +213,14 @@ fn random_traffic(setup: &Setup, seed: u64, num_requests: usize) {
     assert_everything_came_back(&client);
     let times = engine.times();
     assert!(times.num_steps > 0 && times.planning_ns > 0 && times.publishing_ns > 0);
+    // The histograms of a step are published after its tokens.
+    let mut steps = client.engine_status().unwrap().steps;
+    while steps.tokens.counts.iter().sum::<u64>() < times.num_steps {
+        std::thread::yield_now();
+        steps = client.engine_status().unwrap().steps;
+    }
+    assert_eq!(steps.forward_ns.sum, times.forward_ns);
+    assert!(steps.planning_ns.sum > 0 && steps.publishing_ns.sum > 0);
     engine.stop().unwrap();
 }
 

@@ -134,6 +134,9 @@
 // Byte offset of the engine's gauges and counters.
 #define IZAR_RING_HEADER_STATS 1280
 
+// Byte offset of the histograms over the engine's steps.
+#define IZAR_RING_HEADER_STEPS 1408
+
 // Number of [`EngineError::NeverFits`].
 #define IZAR_RING_ERROR_NEVER_FITS 1
 
@@ -426,6 +429,31 @@ typedef struct IzarRingEngineStats {
   uint64_t reserved[6];
 } IzarRingEngineStats;
 
+// Observations by upper bound.
+typedef struct IzarRingStepHistogram {
+  // Observations in each bucket, not cumulative: one bucket for each bound, one for what exceeds them all; the rest stay zero.
+  uint64_t counts[16];
+  // Sum of all observations.
+  uint64_t sum;
+} IzarRingStepHistogram;
+
+// Histograms over the engine's steps. Times in nanoseconds.
+typedef struct IzarRingStepStats {
+  // Tokens computed in a step; bounds are [`StepStats::TOKEN_BOUNDS`].
+  struct IzarRingStepHistogram tokens;
+  // From the end of a step to the start of the next, where the engine had work throughout; bounds of this
+  // and the rest are [`StepStats::TIME_BOUNDS_NS`].
+  struct IzarRingStepHistogram gap_ns;
+  // The scheduler taking requests in, planning a step and launching it.
+  struct IzarRingStepHistogram planning_ns;
+  // The forward pass.
+  struct IzarRingStepHistogram forward_ns;
+  // Sampling.
+  struct IzarRingStepHistogram sampling_ns;
+  // Publishing a step's tokens and ending sequences.
+  struct IzarRingStepHistogram publishing_ns;
+} IzarRingStepStats;
+
 // The header as it lies in the ring. All of it is written by the engine.
 //
 // Everything before `state` is constant once the magic is there, except the description (from
@@ -499,8 +527,10 @@ typedef struct IzarRingHeader {
   uint8_t reserved3[120];
   // Gauges and counters.
   struct IzarRingEngineStats stats;
+  // Histograms over the engine's steps.
+  struct IzarRingStepStats steps;
   // Zero.
-  uint8_t reserved4[2688];
+  uint8_t reserved4[1872];
 } IzarRingHeader;
 
 #endif  /* IZAR_RING_H */
@@ -515,9 +545,16 @@ static_assert(offsetof(IzarRingHeader, model_name) == 168, "IzarRingHeader.model
 static_assert(offsetof(IzarRingHeader, state) == 1024, "IzarRingHeader.state");
 static_assert(offsetof(IzarRingHeader, heartbeat_ns) == 1152, "IzarRingHeader.heartbeat_ns");
 static_assert(offsetof(IzarRingHeader, stats) == 1280, "IzarRingHeader.stats");
+static_assert(offsetof(IzarRingHeader, steps) == 1408, "IzarRingHeader.steps");
 static_assert(sizeof(IzarRingEngineStats) == 128, "IzarRingEngineStats");
 static_assert(offsetof(IzarRingEngineStats, num_running) == 0, "IzarRingEngineStats.num_running");
 static_assert(offsetof(IzarRingEngineStats, output_tokens) == 72, "IzarRingEngineStats.output_tokens");
+static_assert(sizeof(IzarRingStepHistogram) == 136, "IzarRingStepHistogram");
+static_assert(offsetof(IzarRingStepHistogram, counts) == 0, "IzarRingStepHistogram.counts");
+static_assert(offsetof(IzarRingStepHistogram, sum) == 128, "IzarRingStepHistogram.sum");
+static_assert(sizeof(IzarRingStepStats) == 816, "IzarRingStepStats");
+static_assert(offsetof(IzarRingStepStats, tokens) == 0, "IzarRingStepStats.tokens");
+static_assert(offsetof(IzarRingStepStats, publishing_ns) == 680, "IzarRingStepStats.publishing_ns");
 static_assert(sizeof(IzarRingLeaseRecord) == 512, "IzarRingLeaseRecord");
 static_assert(offsetof(IzarRingLeaseRecord, claim) == 0, "IzarRingLeaseRecord.claim");
 static_assert(offsetof(IzarRingLeaseRecord, owner) == 8, "IzarRingLeaseRecord.owner");

@@ -5,6 +5,7 @@ use core::fmt;
 use crate::codec::record_codec;
 use crate::error::EngineError;
 use crate::layout::{GeometryError, HEADER_BYTES, RingGeometry, RingLayout};
+use crate::steps::StepStats;
 use crate::words::ERROR_SHIFT;
 
 /// First eight bytes of a ring: `IZARRING` in memory order.
@@ -20,6 +21,8 @@ pub const HEADER_STATE: u64 = 1024;
 pub const HEADER_HEARTBEAT: u64 = 1152;
 /// Byte offset of the engine's gauges and counters.
 pub const HEADER_STATS: u64 = 1280;
+/// Byte offset of the histograms over the engine's steps.
+pub const HEADER_STEPS: u64 = 1408;
 
 /// The header as it lies in the ring. All of it is written by the engine.
 ///
@@ -96,8 +99,10 @@ pub struct Header {
     pub reserved3: [u8; 120],
     /// Gauges and counters.
     pub stats: EngineStats,
+    /// Histograms over the engine's steps.
+    pub steps: StepStats,
     /// Zero.
-    pub reserved4: [u8; 2688],
+    pub reserved4: [u8; 1872],
 }
 
 record_codec!(Header, HEADER_BYTES as usize, {
@@ -135,6 +140,7 @@ record_codec!(Header, HEADER_BYTES as usize, {
     heartbeat_ns,
     reserved3,
     stats,
+    steps,
     reserved4,
 });
 
@@ -149,6 +155,7 @@ const _: () = {
     assert!(offset_of!(Header, state) as u64 == HEADER_STATE);
     assert!(offset_of!(Header, heartbeat_ns) as u64 == HEADER_HEARTBEAT);
     assert!(offset_of!(Header, stats) as u64 == HEADER_STATS);
+    assert!(offset_of!(Header, steps) as u64 == HEADER_STEPS);
 };
 
 /// What the engine counts, for a front end's metrics. Each word is whole; together they are no snapshot.

@@ -23,7 +23,8 @@
 //! | 68,591,616 | 256 MiB         | output arena           | engine            | [`OutputRecord`], [`LogprobHead`] + [`LogprobEntry`] |
 //!
 //! Inside the header, at offset 0 the constants and the description, at 1024 the engine state, at 1152
-//! the engine's heartbeat, at 1280 its counters. Inside a lease, at offset 0 claim, owner and heartbeat
+//! the engine's heartbeat, at 1280 its counters and
+//! at 1408 histograms over its steps. Inside a lease, at offset 0 claim, owner and heartbeat
 //! (front end), at 128 the doorbell (front end), at 256 the verdict (engine). A lease owns a fixed range
 //! of slots and of both arenas; the front end that holds it allocates inside its ranges as it likes.
 //!
@@ -72,6 +73,7 @@ mod lease;
 mod memory;
 mod output;
 mod request;
+mod steps;
 mod sync;
 mod words;
 
@@ -83,6 +85,7 @@ pub use lease::*;
 pub use memory::{OutOfBounds, RingMemory};
 pub use output::*;
 pub use request::*;
+pub use steps::*;
 pub use words::*;
 
 // The byte map above, word for word.

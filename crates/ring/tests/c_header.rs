@@ -11,13 +11,14 @@ use std::process::Command;
 use izar_ring::*;
 
 /// Sources whose public constants and `#[repr]` types belong in the header.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "layout.rs",
     "lease.rs",
     "words.rs",
     "request.rs",
     "output.rs",
     "header.rs",
+    "steps.rs",
     "error.rs",
 ];
 
@@ -47,7 +48,8 @@ fn assertions() -> String {
             model_name,
             state,
             heartbeat_ns,
-            stats
+            stats,
+            steps
         }
     );
     assert_layout!(
@@ -55,6 +57,14 @@ fn assertions() -> String {
         EngineStats {
             num_running,
             output_tokens
+        }
+    );
+    assert_layout!(&mut out, StepHistogram { counts, sum });
+    assert_layout!(
+        &mut out,
+        StepStats {
+            tokens,
+            publishing_ns
         }
     );
     assert_layout!(

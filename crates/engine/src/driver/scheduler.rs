@@ -140,6 +140,7 @@ impl Scheduler {
     /// Sleeps until a front end wants something or `timeout` passes.
     pub(super) fn idle(&mut self, timeout: Duration) {
         self.publish_stats();
+        self.ring.publish_steps(self.clock.steps());
         self.heartbeat();
         self.clock.idle();
         let (ring, control) = (&self.ring, &self.control);
@@ -371,7 +372,8 @@ impl Scheduler {
         (self.results, self.departures) = (results, departures);
         self.publish_stats();
         self.ring.doorbell().ring();
-        self.clock.completed(&work.output);
+        self.clock.completed(work);
+        self.ring.publish_steps(self.clock.steps());
     }
 
     fn publish_sample(&mut self, sample: &RowSample, work: &StepWork) -> StepResult {

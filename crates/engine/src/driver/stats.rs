@@ -7,7 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::executor::StepOutput;
+use izar_ring::StepStats;
+
+use super::executor::StepWork;
+
+const TIME_BOUNDS: &[u64] = &StepStats::TIME_BOUNDS_NS;
 
 /// Shared between the engine's scheduler thread (writes times, reads the stop flag) and its owner (the reverse).
 #[derive(Debug, Default)]
@@ -71,9 +75,10 @@ impl Control {
     }
 }
 
-/// The scheduler's end of [`StepTimes`].
+/// The scheduler's end of [`StepTimes`], and the histograms that front ends see.
 pub(super) struct StepClock {
     control: Arc<Control>,
+    steps: StepStats,
     /// End of the last step, if the engine has had work since.
     last_finished_ns: Option<u64>,
 }
@@ -82,6 +87,7 @@ impl StepClock {
     pub(super) fn new(control: Arc<Control>) -> Self {
         Self {
             control,
+            steps: StepStats::default(),
             last_finished_ns: None,
         }
     }
@@ -91,21 +97,39 @@ impl StepClock {
         self.last_finished_ns = None;
     }
 
-    pub(super) fn planned(&self, ns: u64) {
+    /// The histograms so far.
+    pub(super) fn steps(&self) -> &StepStats {
+        &self.steps
+    }
+
+    pub(super) fn planned(&mut self, ns: u64) {
         self.control.add(1, ns);
+        self.steps.planning_ns.observe(TIME_BOUNDS, ns);
     }
 
-    pub(super) fn published(&self, ns: u64) {
+    pub(super) fn published(&mut self, ns: u64) {
         self.control.add(4, ns);
+        self.steps.publishing_ns.observe(TIME_BOUNDS, ns);
     }
 
-    pub(super) fn completed(&mut self, output: &StepOutput) {
+    pub(super) fn completed(&mut self, work: &StepWork) {
+        let output = &work.output;
         let took = output.finished_ns.saturating_sub(output.started_ns);
+        let forward_ns = took.saturating_sub(output.sampling_ns);
         self.control.add(0, 1);
-        self.control.add(2, took.saturating_sub(output.sampling_ns));
+        self.control.add(2, forward_ns);
         self.control.add(3, output.sampling_ns);
+        self.steps
+            .tokens
+            .observe(&StepStats::TOKEN_BOUNDS, work.tokens.len() as u64);
+        self.steps.forward_ns.observe(TIME_BOUNDS, forward_ns);
+        self.steps
+            .sampling_ns
+            .observe(TIME_BOUNDS, output.sampling_ns);
         if let Some(last) = self.last_finished_ns {
-            self.control.add(5, output.started_ns.saturating_sub(last));
+            let gap_ns = output.started_ns.saturating_sub(last);
+            self.control.add(5, gap_ns);
+            self.steps.gap_ns.observe(TIME_BOUNDS, gap_ns);
         }
         self.last_finished_ns = Some(output.finished_ns);
     }

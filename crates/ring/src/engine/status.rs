@@ -6,9 +6,10 @@ use super::{EngineRing, EngineSlot};
 use crate::error::EngineError;
 use crate::header::{
     EngineInfo, EngineState, EngineStateWord, EngineStats, HEADER_HEARTBEAT, HEADER_STATE,
-    HEADER_STATS, Header, MODEL_NAME_BYTES,
+    HEADER_STATS, HEADER_STEPS, Header, MODEL_NAME_BYTES,
 };
 use crate::layout::HEADER_BYTES;
+use crate::steps::StepStats;
 use crate::sync::Ordering;
 
 impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
@@ -56,6 +57,11 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     /// Publishes gauges and counters: sixteen stores, cheap enough for every step.
     pub fn publish_stats(&mut self, stats: &EngineStats) {
         self.store_record(HEADER_STATS, &stats.encode());
+    }
+
+    /// Publishes the histograms over the engine's steps: a hundred stores, cheap beside a step.
+    pub fn publish_steps(&mut self, steps: &StepStats) {
+        self.store_record(HEADER_STEPS, &steps.encode());
     }
 }
 

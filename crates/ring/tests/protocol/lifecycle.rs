@@ -340,6 +340,9 @@ fn header_describes_the_ring_and_the_engine() {
         ..EngineStats::default()
     };
     engine.publish_stats(&stats);
+    let mut steps = StepStats::default();
+    steps.publishing_ns.observe(&StepStats::TIME_BOUNDS_NS, 77);
+    engine.publish_steps(&steps);
     engine.set_engine_state(EngineState::Failed, Some(EngineError::EngineFailed));
     let mut bytes = [0; HEADER_BYTES as usize];
     front_end.memory.read(0, &mut bytes).unwrap();
@@ -363,6 +366,7 @@ fn header_describes_the_ring_and_the_engine() {
     );
     assert_eq!(header.model_name(), Some("test"));
     assert_eq!((header.heartbeat_ns, header.stats), (123, stats));
+    assert_eq!(header.steps, steps);
     let state = EngineStateWord {
         state: EngineState::Failed,
         error: Some(EngineError::EngineFailed),

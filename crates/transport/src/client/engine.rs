@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use izar_ring::{
     EngineError, EngineState, EngineStateWord, EngineStats, HEADER_BYTES, HEADER_HEARTBEAT,
-    HEADER_STATE, Header,
+    HEADER_STATE, Header, StepStats,
 };
 
 use super::outcome::RequestError;
@@ -68,6 +68,8 @@ pub struct EngineStatus {
     pub max_num_batched_tokens: u32,
     /// Gauges and counters.
     pub stats: EngineStats,
+    /// Histograms over its steps.
+    pub steps: StepStats,
 }
 
 /// Watches one engine.
@@ -166,6 +168,7 @@ impl EngineWatch {
             max_num_seqs: header.max_num_seqs,
             max_num_batched_tokens: header.max_num_batched_tokens,
             stats: header.stats,
+            steps: header.steps,
         })
     }
 }

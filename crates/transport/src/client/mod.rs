@@ -70,7 +70,7 @@ use crate::{Transport, TransportError};
 
 pub use engine::{EngineHealth, EngineStatus};
 pub use handle::RequestHandle;
-pub use izar_ring::{BadRequest, EngineError, EngineStats};
+pub use izar_ring::{BadRequest, EngineError, EngineStats, StepHistogram, StepStats};
 pub use outcome::{
     ConnectError, Finish, FinishReason, GeneratedToken, Progress, RequestError, Shortage,
     SubmitError, TokenLogprobs,
@@ -212,6 +212,19 @@ impl RingClient {
         self.shared.stats()
     }
 
+    /// When a slot will probably be free, by how long requests take and how many there are.
+    pub fn retry_after(&self) -> Duration {
+        let in_flight = self.shared.stats().slots_in_use;
+        self.shared.counters.retry_after(in_flight)
+    }
+
+    /// Ends all requests with [`RequestError::ClientClosed`] and takes no more; what else it does on dropping is done then.
+    pub fn close(&self) {
+        // Relaxed: the event's fence orders it before the reader's look.
+        self.shared.closing.store(true, Ordering::Relaxed);
+        self.shared.event().raise();
+    }
+
     /// What the engine says about itself now.
     ///
     /// # Errors
@@ -251,9 +264,7 @@ impl RingClient {
 
 impl Drop for RingClient {
     fn drop(&mut self) {
-        // Relaxed: the event's fence orders it before the reader's look.
-        self.shared.closing.store(true, Ordering::Relaxed);
-        self.shared.event().raise();
+        self.close();
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()
         {
