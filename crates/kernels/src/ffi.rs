@@ -109,6 +109,13 @@ unsafe extern "C" {
         swiglu: u32,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_bind_rows(
+        arena: *const c_void,
+        count: u32,
+        rows: *const crate::sampler::RowsArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_sample(args: *const crate::sampler::SampleArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_read_stream(
         input: *const c_void,
         bytes: u64,

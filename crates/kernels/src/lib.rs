@@ -45,6 +45,7 @@ mod read_stream;
 mod reference_projection;
 mod rms_norm;
 mod rope_and_kv_write;
+mod sampler;
 mod step_mark;
 mod stream;
 mod swiglu;
@@ -75,6 +76,10 @@ pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;
 pub use rms_norm::{RmsNorm, RmsNormError, rms_norm};
 pub use rope_and_kv_write::{HeadNorms, RopeAndKvWrite, RopeTable, rope_and_kv_write};
+pub use sampler::{
+    BindingRecord, DeviceRows, LOGPROB_ENTRIES, RowFlags, SampleLogprob, SampleRecord,
+    SampleStatus, SampleStep, SamplerError, SamplerRow, SamplerSizes,
+};
 pub use step_mark::{Mark, StepMarks, step_mark};
 pub use stream::{Event, Stream};
 pub use swiglu::swiglu;

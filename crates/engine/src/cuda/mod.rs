@@ -2,4 +2,5 @@
 
 pub mod grid;
 pub mod memory;
+pub mod sampler;
 pub mod weights;

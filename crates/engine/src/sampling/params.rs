@@ -73,11 +73,11 @@ impl SamplingParams {
         self.temperature < GREEDY_TEMPERATURE || self.top_k == 1 || self.top_p < GREEDY_TOP_P
     }
 
-    pub(super) fn has_repetition_penalty(&self) -> bool {
+    pub(crate) fn has_repetition_penalty(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    pub(super) fn has_generated_penalty(&self) -> bool {
+    pub(crate) fn has_generated_penalty(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
@@ -155,6 +155,12 @@ impl<'a> BadWords<'a> {
             rest = word.map_or(&[][..], |(_, after)| after);
             Some(word.map(|(word, _)| word))
         })
+    }
+
+    /// How many generated tokens must be remembered to recognise every sequence.
+    pub(crate) fn longest_prefix(&self) -> usize {
+        let words = self.iter().flatten();
+        words.map(|word| word.len() - 1).max().unwrap_or(0)
     }
 }
 

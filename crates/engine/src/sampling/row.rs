@@ -24,6 +24,75 @@ pub struct RowLimits {
     pub max_logprobs: usize,
 }
 
+impl RowLimits {
+    /// What [`RowState::bind`] checks, for rows that live elsewhere.
+    ///
+    /// # Errors
+    /// [`ParamsError`].
+    pub(crate) fn check(
+        &self,
+        params: &SamplingParams,
+        lists: &TokenLists<'_>,
+        prompt: &[u32],
+        generated: &[u32],
+    ) -> Result<(), ParamsError> {
+        params.validate(self.max_logprobs)?;
+        self.check_lists(lists)?;
+        self.check_len(prompt.len() + generated.len())?;
+        if params.has_repetition_penalty() {
+            self.check_tokens("prompt", prompt)?;
+        }
+        self.check_tokens("generated", generated)
+    }
+
+    fn check_lists(&self, lists: &TokenLists<'_>) -> Result<(), ParamsError> {
+        self.check_tokens("stop_ids", lists.stop_ids)?;
+        for &LogitBias { token, bias } in lists.logit_bias {
+            self.check_token("logit_bias", token)?;
+            if !bias.is_finite() {
+                return Err(ParamsError::OutOfRange {
+                    name: "logit_bias",
+                    value: bias,
+                    expected: "finite",
+                });
+            }
+        }
+        self.check_tokens("allowed_ids", lists.allowed_ids)?;
+        lists.bad_words.iter().try_for_each(|word| {
+            self.check_tokens("bad_words", word.ok_or(ParamsError::MalformedBadWords)?)
+        })
+    }
+
+    fn check_len(&self, num_tokens: usize) -> Result<(), ParamsError> {
+        let max_model_len = self.max_model_len;
+        if num_tokens > max_model_len {
+            return Err(ParamsError::TooLong {
+                num_tokens,
+                max_model_len,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_tokens(&self, name: &'static str, tokens: &[u32]) -> Result<(), ParamsError> {
+        tokens
+            .iter()
+            .try_for_each(|&token| self.check_token(name, token))
+    }
+
+    fn check_token(&self, name: &'static str, token: u32) -> Result<(), ParamsError> {
+        let vocab_size = self.vocab_size;
+        if token as usize >= vocab_size {
+            return Err(ParamsError::OutsideVocabulary {
+                name,
+                token,
+                vocab_size,
+            });
+        }
+        Ok(())
+    }
+}
+
 /// The sampler's state of one sequence.
 #[derive(Debug)]
 pub struct RowState {
@@ -88,16 +157,17 @@ impl RowState {
         self.num_generated = 0;
         self.counts.clear();
         self.tail.clear();
-        self.check_len(prompt.len())?;
+        self.limits.check_len(prompt.len())?;
         if params.has_repetition_penalty() {
             for &token in prompt {
-                self.check_token("prompt", token)?;
+                self.limits.check_token("prompt", token)?;
                 self.counts.add_prompt_token(token);
             }
         }
         for token in generated {
-            self.check_token("generated", token)?;
-            self.check_len(prompt.len() + self.num_generated as usize + 1)?;
+            self.limits.check_token("generated", token)?;
+            self.limits
+                .check_len(prompt.len() + self.num_generated as usize + 1)?;
             self.push(token);
         }
         Ok(())
@@ -149,9 +219,9 @@ impl RowState {
     }
 
     fn copy_lists(&mut self, lists: &TokenLists<'_>) -> Result<(), ParamsError> {
+        self.limits.check_lists(lists)?;
         self.stop_ids.clear();
         self.stop_ids.extend_from_slice(lists.stop_ids);
-        self.check_tokens("stop_ids", lists.stop_ids)?;
         // A model's configuration may name end-of-sequence tokens beyond its logits; those cannot
         // be sampled anyway.
         let vocab_size = self.limits.vocab_size;
@@ -162,25 +232,15 @@ impl RowState {
                 .filter(|&&id| (id as usize) < vocab_size),
         );
 
-        for &LogitBias { token, bias } in lists.logit_bias {
-            self.check_token("logit_bias", token)?;
-            if !bias.is_finite() {
-                return Err(ParamsError::OutOfRange {
-                    name: "logit_bias",
-                    value: bias,
-                    expected: "finite",
-                });
-            }
-        }
         self.logit_bias.clear();
         self.logit_bias.extend_from_slice(lists.logit_bias);
 
-        self.copy_allowed_ids(lists.allowed_ids)?;
-        self.copy_bad_words(lists)
+        self.copy_allowed_ids(lists.allowed_ids);
+        self.copy_bad_words(lists);
+        Ok(())
     }
 
-    fn copy_allowed_ids(&mut self, allowed_ids: &[u32]) -> Result<(), ParamsError> {
-        self.check_tokens("allowed_ids", allowed_ids)?;
+    fn copy_allowed_ids(&mut self, allowed_ids: &[u32]) {
         self.has_allowed_ids = !allowed_ids.is_empty();
         if self.has_allowed_ids {
             self.allowed_ids.clear();
@@ -190,49 +250,13 @@ impl RowState {
                 self.allowed_ids[token as usize / 32] |= 1 << (token % 32);
             }
         }
-        Ok(())
     }
 
-    fn copy_bad_words(&mut self, lists: &TokenLists<'_>) -> Result<(), ParamsError> {
-        self.tail_len = 0;
-        for word in lists.bad_words.iter() {
-            let word = word.ok_or(ParamsError::MalformedBadWords)?;
-            self.check_tokens("bad_words", word)?;
-            self.tail_len = self.tail_len.max(word.len() - 1);
-        }
+    fn copy_bad_words(&mut self, lists: &TokenLists<'_>) {
+        self.tail_len = lists.bad_words.longest_prefix();
         self.bad_words.clear();
         self.bad_words.extend_from_slice(lists.bad_words.0);
         self.tail.clear();
         self.tail.reserve_exact(self.tail_len);
-        Ok(())
-    }
-
-    fn check_len(&self, num_tokens: usize) -> Result<(), ParamsError> {
-        let max_model_len = self.limits.max_model_len;
-        if num_tokens > max_model_len {
-            return Err(ParamsError::TooLong {
-                num_tokens,
-                max_model_len,
-            });
-        }
-        Ok(())
-    }
-
-    fn check_tokens(&self, name: &'static str, tokens: &[u32]) -> Result<(), ParamsError> {
-        tokens
-            .iter()
-            .try_for_each(|&token| self.check_token(name, token))
-    }
-
-    fn check_token(&self, name: &'static str, token: u32) -> Result<(), ParamsError> {
-        let vocab_size = self.limits.vocab_size;
-        if token as usize >= vocab_size {
-            return Err(ParamsError::OutsideVocabulary {
-                name,
-                token,
-                vocab_size,
-            });
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,187 @@
+//! Runs both samplers on the same steps and compares.
+
+use bytemuck::Zeroable;
+use izar_engine::driver::{RowBinding, StepOutput};
+use izar_engine::sampling::stop::{self, FinishReason, StopParams};
+use izar_engine::sampling::{BadWords, RowLimits, RowState, SampleError, Sampler, TokenLists};
+use izar_kernels::StepMeta;
+use izar_ring::{EngineError, LogprobEntry};
+
+use crate::{EOS_IDS, Gpu, MAX_MODEL_LEN};
+
+/// Relative to the logprob, beside an absolute 1e-5.
+const LOGPROB_TOLERANCE: f32 = 1e-5;
+
+/// A row on the CPU.
+pub struct Oracle {
+    binding: RowBinding,
+    state: RowState,
+    is_broken: bool,
+}
+
+/// What a row sampled, on either side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub token: Result<u32, EngineError>,
+    finish: Option<FinishReason>,
+    rank: u32,
+    logprobs: Vec<LogprobEntry>,
+}
+
+impl Oracle {
+    pub fn bind(vocab_size: usize, binding: &RowBinding) -> Self {
+        let limits = RowLimits {
+            vocab_size,
+            max_model_len: MAX_MODEL_LEN,
+            max_logprobs: 128,
+        };
+        let mut state = RowState::new(limits);
+        let lists = TokenLists {
+            eos_ids: if binding.limits.ignore_eos {
+                &[]
+            } else {
+                &EOS_IDS
+            },
+            stop_ids: &binding.stop_ids,
+            allowed_ids: &binding.allowed_ids,
+            logit_bias: &binding.logit_bias,
+            bad_words: BadWords(&binding.bad_words),
+        };
+        let (prompt, generated) = binding.history.split_at(binding.limits.prompt_len as usize);
+        let bound = state.bind(&binding.params, &lists, prompt, generated.iter().copied());
+        Self {
+            binding: binding.clone(),
+            is_broken: bound.is_err(),
+            state,
+        }
+    }
+
+    /// The request, without its long lists.
+    pub fn describe(&self) -> String {
+        let b = &self.binding;
+        format!(
+            "{:?} {:?} generated {}, stop ids {}, allowed {}, mask {}, biases {}, bad words {:?}",
+            b.params,
+            b.limits,
+            self.state.num_generated(),
+            b.stop_ids.len(),
+            b.allowed_ids.len(),
+            !b.token_mask.is_empty(),
+            b.logit_bias.len(),
+            &b.bad_words[..b.bad_words.len().min(12)],
+        )
+    }
+
+    pub fn sample(&mut self, sampler: &mut Sampler, logits: &mut [f32]) -> Outcome {
+        let token = if self.is_broken {
+            Err(EngineError::RequestChanged)
+        } else {
+            let mask = &self.binding.token_mask;
+            let grammar = (!mask.is_empty()).then_some(&mask[..]);
+            sampler
+                .sample(logits, &mut self.state, grammar)
+                .map_err(|error| match error {
+                    SampleError::NonFinite => EngineError::NonFiniteLogits,
+                    SampleError::NothingAllowed => EngineError::NothingAllowed,
+                })
+        };
+        let stop_params = StopParams {
+            eos_ids: &EOS_IDS,
+            stop_ids: &self.binding.stop_ids,
+            ignore_eos: self.binding.limits.ignore_eos,
+            min_tokens: self.binding.params.min_tokens,
+            max_tokens: self.binding.limits.max_tokens,
+            prompt_len: self.binding.limits.prompt_len,
+            max_model_len: MAX_MODEL_LEN as u32,
+        };
+        let finish = token
+            .ok()
+            .and_then(|token| stop::check(token, self.state.num_generated(), &stop_params));
+        let logprobs = self.state.logprobs().filter(|_| token.is_ok());
+        Outcome {
+            token,
+            finish,
+            rank: logprobs.map_or(0, |l| l.rank()),
+            logprobs: logprobs.map_or(Vec::new(), |l| l.entries().to_vec()),
+        }
+    }
+}
+
+impl Gpu {
+    /// Binds rows, then samples `rows` on `logits` (`[rows, vocab_size]`, a vector a row) as step `step`.
+    pub fn step(
+        &mut self,
+        step: u64,
+        bindings: &[RowBinding],
+        rows: &[u32],
+        logits: &[Vec<f32>],
+    ) -> Vec<Outcome> {
+        // Rows of NaN where there is none, so that reading beyond a row shows.
+        let mut host = vec![f32::NAN; rows.len() * self.stride];
+        for (row, logits) in host.chunks_mut(self.stride).zip(logits) {
+            row[..logits.len()].copy_from_slice(logits);
+        }
+        self.logits.write(&self.stream, &host).unwrap();
+        let mut meta = StepMeta::zeroed();
+        meta.num_samples = rows.len() as u32;
+        meta.step = step;
+        self.inputs.meta.write(&self.stream, &[meta]).unwrap();
+        self.inputs.sample_rows.write(&self.stream, rows).unwrap();
+        self.sampler.bind(&self.stream, step, bindings).unwrap();
+        let bucket = self.inputs.sample_rows.len() as u32;
+        let logits = &self.logits;
+        self.sampler
+            .record(
+                &self.stream,
+                logits,
+                self.stride as u32,
+                &self.inputs,
+                bucket,
+            )
+            .unwrap();
+        self.stream.synchronize().unwrap();
+        let mut output = StepOutput::default();
+        let read = self
+            .sampler
+            .read_results(step, rows.iter().copied(), &mut output);
+        assert!(
+            read.is_some(),
+            "step {step}: results are missing after the stream ended"
+        );
+        let outcomes = output.samples.iter().map(|sample| {
+            let first = sample.first_logprob as usize;
+            Outcome {
+                token: sample.token,
+                finish: sample.finish,
+                rank: sample.rank,
+                logprobs: output.logprobs[first..first + sample.num_logprobs as usize].to_vec(),
+            }
+        });
+        outcomes.collect()
+    }
+}
+
+/// What differs, or nothing.
+pub fn difference(got: &Outcome, expected: &Outcome) -> Option<String> {
+    let exact = |o: &Outcome| {
+        let tokens: Vec<u32> = o.logprobs.iter().map(|l| l.token).collect();
+        (o.token, o.finish, o.rank, tokens)
+    };
+    if exact(got) != exact(expected) {
+        return Some(format!(
+            "got {:?}\nexpected {:?}",
+            exact(got),
+            exact(expected)
+        ));
+    }
+    let pairs = got.logprobs.iter().zip(&expected.logprobs);
+    pairs.clone().find_map(|(a, b)| {
+        let is_near = (a.logprob - b.logprob).abs() <= LOGPROB_TOLERANCE * (1.0 + b.logprob.abs());
+        (!is_near).then(|| {
+            format!(
+                "logprob of {}: got {}, expected {}",
+                a.token, a.logprob, b.logprob
+            )
+        })
+    })
+}

@@ -1,0 +1,174 @@
+// Where to cut: the smallest key such that all keys up to it weigh enough. No sorting: weights are summed in bins, the
+// bin in which the sum reaches the target is looked into again, until it holds one key.
+//
+// A key is a token's place in the order: the lower, the likelier. Keys lie in the slices. Sums are integers, so every
+// split and order of them finds the same cut.
+#pragma once
+#include "block.cuh"
+
+namespace izar::sampler {
+
+// Keys `low` to `low + width - 1` in bins.
+struct Binning {
+  uint32_t low;
+  uint32_t width;
+  float scale;     // above 0: bin = magnitude * scale - first, for keys that are magnitudes
+  uint32_t first;
+  uint32_t shift;  // else: bin = (key - low) >> shift
+
+  __device__ __forceinline__ uint32_t bin(uint32_t key) const {
+    return scale > 0.0f ? __float2uint_rz(__fmul_rn(__uint_as_float(key), scale)) - first : (key - low) >> shift;
+  }
+  __device__ __forceinline__ uint32_t start(uint32_t bin) const {
+    return scale > 0.0f ? __float_as_uint(__fdiv_rn(__uint2float_rn(bin + first), scale)) : low + (bin << shift);
+  }
+};
+
+__device__ __forceinline__ Binning even_bins(uint32_t low, uint32_t width) {
+  const uint32_t bits = width > 1 ? 32 - __clz(width - 1) : 0;  // of the largest offset
+  return {low, width, 0.0f, 0, bits > 9 ? bits - 9 : 0};
+}
+static_assert(kBins == 1 << 9);
+
+// Scaled logits of -8 to 0 and of -24 to -8 in bins of equal size, then all the rest.
+__device__ __forceinline__ Binning bins_of_scaled(uint32_t stage, uint32_t max_key) {
+  constexpr uint32_t kEight = 0x41000000;
+  constexpr uint32_t kTwentyFour = 0x41C00000;
+  if (stage == 0) return {0, min(kEight, max_key + 1), 64.0f, 0, 0};
+  const uint32_t low = stage == 1 ? kEight : kTwentyFour;
+  const uint32_t width = max_key >= low ? max_key - low + 1 : 0;
+  if (stage == 1) return {low, min(kTwentyFour - kEight, width), 32.0f, 256, 0};
+  return even_bins(low, width);
+}
+
+struct Counts {
+  static constexpr bool kAreWide = false;
+  __device__ static uint32_t of(uint32_t) { return 1; }
+};
+
+struct Masses {
+  static constexpr bool kAreWide = true;
+  __device__ static uint32_t of(uint32_t key) { return key >= 0x41B00000 ? 0 : mass(-__uint_as_float(key)); }
+};
+
+// Adds the weights of the keys up to `max_key` that `binning` covers to the bins; returns the thread's part of the
+// weight of all keys up to `max_key` if that is wanted.
+template <typename Weight, bool kWantsTotal>
+__device__ uint64_t fill(Block& block, const Binning& binning, uint32_t max_key) {
+  uint32_t* low = block.shared.bins[block.bins_turn][0];
+  uint32_t* high = block.shared.bins[block.bins_turn][1];
+  uint64_t total = 0;
+  for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
+    const uint4 four = block.keys()[vector];
+    const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (const uint32_t key : keys) {
+      const bool is_inside = key - binning.low < binning.width;
+      if (!(is_inside || (kWantsTotal && key <= max_key))) continue;
+      const uint32_t weight = Weight::of(key);
+      if (kWantsTotal) total += weight;
+      if (!is_inside || weight == 0) continue;
+      const uint32_t bin = binning.bin(key);
+      // Halves, so that no sum of a slice overflows.
+      atomicAdd(&low[bin], weight & 0xFFFF);
+      if (Weight::kAreWide) atomicAdd(&high[bin], weight >> 16);
+    }
+  }
+  return total;
+}
+
+// The bins of the whole cluster summed up to the first that reaches `target`, `before` being the weight before them.
+// Returns the bin, or kBins; `before` becomes the weight before the bin, or with all bins; `after` that with the bin.
+// Call after a barrier of the cluster that follows the filling.
+template <typename Weight>
+__device__ uint32_t reach(Block& block, uint64_t& before, uint64_t& after, double target) {
+  Shared& shared = block.shared;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t own = 0;
+  for (uint32_t rank = 0; rank < block.size; ++rank) {
+    own += ptx::ld_shared_cluster(ptx::map_shared(&shared.bins[block.bins_turn][0][threadIdx.x], rank));
+    if (!Weight::kAreWide) continue;
+    const uint32_t high =
+        ptx::ld_shared_cluster(ptx::map_shared(&shared.bins[block.bins_turn][1][threadIdx.x], rank));
+    own += uint64_t{high} << 16;
+  }
+  // Every block has read the other turn's bins before the barrier that this call follows.
+  block.bins_turn ^= 1;
+  shared.bins[block.bins_turn][0][threadIdx.x] = 0;
+  shared.bins[block.bins_turn][1][threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.bin = kBins;
+  uint64_t sum = own;
+#pragma unroll
+  for (uint32_t offset = 1; offset < 32; offset *= 2) {
+    const uint64_t other = __shfl_up_sync(kWholeWarp, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  if (lane == 31) shared.of_warps[warp].a = sum;
+  __syncthreads();
+  uint64_t total = before;
+  for (uint32_t i = 0; i < kWarps; ++i) {
+    if (i == warp) sum += total;
+    total += shared.of_warps[i].a;
+  }
+  if (__ull2double_rn(sum) >= target && __ull2double_rn(sum - own) < target) {
+    shared.bin = threadIdx.x;
+    shared.before = sum - own;
+    shared.after = sum;
+  }
+  __syncthreads();
+  const uint32_t bin = shared.bin;
+  before = bin < kBins ? shared.before : total;
+  after = bin < kBins ? shared.after : total;
+  return bin;
+}
+
+struct Cut {
+  uint32_t key;      // keys up to this one
+  uint64_t before;   // weight of smaller keys
+  uint64_t through;  // weight with this key; more keys may be in it than one
+};
+
+// Narrows keys `low` to `low + width - 1`, among which the target is reached, to one; or to several if these together
+// weigh exactly the target.
+template <typename Weight>
+__device__ Cut narrow(Block& block, uint32_t low, uint32_t width, uint64_t before, uint64_t through, double target) {
+  while (width > 1 && __ull2double_rn(through) != target) {
+    const Binning binning = even_bins(low, width);
+    fill<Weight, false>(block, binning, low + width - 1);
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait_acquire();
+    const uint32_t bin = reach<Weight>(block, before, through, target);
+    const uint32_t start = binning.start(bin);
+    width = min(1u << binning.shift, low + width - start);
+    low = start;
+  }
+  return {low + width - 1, before, through};
+}
+
+// The smallest key with which keys up to it weigh `target`; `max_key` if keys up to that weigh less. Keys are the
+// magnitudes of scaled logits. For masses `target` is the part of what keys up to `max_key` weigh together.
+template <typename Weight>
+__device__ uint32_t cut_scaled(Block& block, uint32_t max_key, double target) {
+  uint64_t before = 0, through = 0;
+  for (uint32_t stage = 0; stage < 3; ++stage) {
+    const Binning binning = bins_of_scaled(stage, max_key);
+    if (binning.width == 0) break;
+    if (Weight::kAreWide && stage == 0) {
+      const uint64_t part = fill<Weight, true>(block, binning, max_key);
+      target = __dmul_rn(target, __ull2double_rn(all_reduce(block, part, Sum{})));
+    } else {
+      fill<Weight, false>(block, binning, max_key);
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+    }
+    const uint32_t bin = reach<Weight>(block, before, through, target);
+    if (bin == kBins) continue;
+    const uint32_t start = binning.start(bin);
+    const uint32_t end = bin + 1 < kBins ? min(binning.start(bin + 1), binning.low + binning.width)
+                                         : binning.low + binning.width;
+    return narrow<Weight>(block, start, end - start, before, through, target).key;
+  }
+  return max_key;
+}
+
+}  // namespace izar::sampler

@@ -1,0 +1,172 @@
+//! What host and device tell each other about rows and samples: plain words, mirrored in `cuda/sampler/state.cuh`.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Most log-probabilities of one sample: the sampled token's and 128 of the likeliest.
+pub const LOGPROB_ENTRIES: usize = 129;
+
+/// Bits of [`SamplerRow::flags`].
+#[derive(Debug, Clone, Copy)]
+pub struct RowFlags;
+
+impl RowFlags {
+    /// The largest logit always wins.
+    pub const GREEDY: u32 = 1;
+    /// Nothing usable is bound: every sample fails with [`SamplerRow::error`].
+    pub const BROKEN: u32 = 2;
+    /// The row's bit mask counts.
+    pub const HAS_MASK: u32 = 4;
+    /// Prompt tokens are penalised.
+    pub const COUNTS_PROMPT: u32 = 8;
+    /// Generated tokens are counted and penalised.
+    pub const COUNTS_GENERATED: u32 = 16;
+    /// End-of-sequence tokens are ordinary ones.
+    pub const IGNORE_EOS: u32 = 32;
+}
+
+/// The sampler's state of one sequence, beside its lists, mask and history. 128 bytes.
+///
+/// A row's lists are words in this order: stop ids; biases, each a token and an f32, those of one token neighbours in
+/// the order in which they are added; bad words, each the last token, where its prefix stands (in words from the
+/// start of the lists) and the prefix's length; the prefixes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct SamplerRow {
+    /// Of [`RowFlags`].
+    pub flags: u32,
+    /// 1 / temperature.
+    pub scale: f32,
+    /// Nucleus; 1 keeps all.
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// Magnitude, as bits, of the smallest scaled logit that min-p keeps.
+    pub max_key: u32,
+    /// 1 does nothing.
+    pub repetition_penalty: f32,
+    /// 0 does nothing.
+    pub presence_penalty: f32,
+    /// 0 does nothing.
+    pub frequency_penalty: f32,
+    /// Key of the random numbers, low word first.
+    pub philox_key: [u32; 2],
+    /// No stop token before this many.
+    pub min_tokens: u32,
+    /// The sequence ends at this many.
+    pub max_tokens: u32,
+    /// Tokens in the prompt.
+    pub prompt_len: u32,
+    /// -1: no logprobs.
+    pub num_top_logprobs: i32,
+    /// In the lists.
+    pub num_stop_ids: u32,
+    /// In the lists.
+    pub num_biases: u32,
+    /// In the lists.
+    pub num_bad_words: u32,
+    /// Tokens generated so far; the device counts on.
+    pub num_generated: u32,
+    /// The reason a broken row gives.
+    pub error: u32,
+    /// Zero.
+    pub reserved: [u32; 13],
+}
+
+const _: () = assert!(size_of::<SamplerRow>() == 128);
+
+impl SamplerRow {
+    /// A row with nothing bound to it.
+    #[must_use]
+    pub fn unbound() -> Self {
+        Self {
+            flags: RowFlags::BROKEN,
+            num_top_logprobs: -1,
+            ..Self::zeroed()
+        }
+    }
+}
+
+/// A row that changes hands. 192 bytes; places count words from the first record.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct BindingRecord {
+    /// The new state.
+    pub state: SamplerRow,
+    /// The row.
+    pub row: u32,
+    /// Where the lists are.
+    pub lists_at: u32,
+    /// Their words.
+    pub num_list_words: u32,
+    /// Where the mask is, one bit a token, if the row has one.
+    pub mask_at: u32,
+    /// Where the prompt's tokens are.
+    pub prompt_at: u32,
+    /// How many to mark as seen.
+    pub num_prompt: u32,
+    /// Where the generated tokens are.
+    pub generated_at: u32,
+    /// How many to count.
+    pub num_generated: u32,
+    /// Where the last generated tokens are.
+    pub recent_at: u32,
+    /// As many as bad words look back at.
+    pub num_recent: u32,
+    /// Zero.
+    pub reserved: [u32; 6],
+}
+
+const _: () = assert!(size_of::<BindingRecord>() == 192);
+
+/// How a sample turned out. 32 bytes, in pinned memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct SampleRecord {
+    /// The step's number plus one, once the rest is there.
+    pub(super) ready: u64,
+    /// The device's clock when it was sampled, in nanoseconds.
+    pub device_ns: u64,
+    /// The token, if there is one.
+    pub token: u32,
+    /// One of [`SampleStatus`].
+    pub status: u32,
+    /// Rank among the raw logits, from 1, if logprobs were asked for; the reason of a broken row.
+    pub rank: u32,
+    /// Log-probabilities written.
+    pub num_logprobs: u32,
+}
+
+const _: () = assert!(size_of::<SampleRecord>() == 32);
+
+/// Values of [`SampleRecord::status`].
+#[derive(Debug, Clone, Copy)]
+pub struct SampleStatus;
+
+impl SampleStatus {
+    /// A token, and the sequence goes on.
+    pub const TOKEN: u32 = 1;
+    /// An end-of-sequence token.
+    pub const EOS: u32 = 2;
+    /// One of the request's stop tokens.
+    pub const STOP_TOKEN: u32 = 3;
+    /// A token, the last one allowed.
+    pub const MAX_TOKENS: u32 = 4;
+    /// A token, and the context is full.
+    pub const CONTEXT_END: u32 = 5;
+    /// No token: a logit is not a number, or all are -∞.
+    pub const NON_FINITE: u32 = 16;
+    /// No token: the request's constraints left none.
+    pub const NOTHING_ALLOWED: u32 = 17;
+    /// No token: the row is broken.
+    pub const ROW_BROKEN: u32 = 18;
+}
+
+/// The log-probability of a token: natural logarithm, finite.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct SampleLogprob {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+}
