@@ -5,9 +5,11 @@
 pub mod cpu;
 mod cpu_engine;
 pub mod cuda;
+mod cuda_engine;
 pub mod driver;
 pub mod sampling;
 mod sizing;
 
 pub use cpu_engine::{CpuEngine, CpuEngineOptions, CpuStartError, CpuSummary};
+pub use cuda_engine::{CudaEngine, CudaEngineOptions, CudaStartError, CudaSummary};
 pub use sizing::SizeError;

@@ -1,6 +1,44 @@
-//! The CUDA back end.
+//! The CUDA back end: steps of a ragged batch on one GPU, captured as graphs at start.
+//!
+//! [`CudaExecutor`] computes steps for the driver; [`crate::CudaEngine`] is the whole engine. Without the feature `cuda` all of this
+//! is there and [`probe`] says that it was not built.
+//!
+//! Who owns what: the executor owns the model (weights, cache, activations, sampler state), the graphs that hold
+//! addresses inside it, and both halves of the double buffer; the thread that drives it is the only one that touches them.
+//! The device writes its own arrays, the marks of a step and the sample records; the last two lie in host memory, payload
+//! before the number of the step.
+//!
+//! - `grid`: which shapes are captured. `step`: what is captured. `graphs`: the captures.
+//! - `half`: how plans get to the device. `executor`: launching and waiting. `clock`: the device's time on the engine's line.
+//! - `stages`, `bench`: steps without some of their parts, and how long they take.
+//! - `model`: everything a step reads; `weights`, `buffers`, `sampler` its parts. `memory`: how much of it fits.
 
+pub mod bench;
+mod buffers;
+mod clock;
+mod error;
+mod executor;
+mod graphs;
 pub mod grid;
+mod half;
 pub mod memory;
+mod model;
 pub mod sampler;
+mod stages;
+mod step;
 pub mod weights;
+
+use izar_kernels::{CudaError, Device};
+
+pub use error::{CudaModelError, StepError};
+pub use executor::{CudaExecutor, CudaExecutorOptions, ExecutorError};
+pub use memory::BLOCK_SIZE;
+pub use stages::{Stage, Variant};
+
+/// Whether there is a device that this build can use.
+///
+/// # Errors
+/// Why not: built without CUDA, no driver, no device, or one too old.
+pub fn probe() -> Result<(), CudaError> {
+    Device::open(0).map(|_| ())
+}

@@ -1,0 +1,21 @@
+//! The CUDA engine against the CPU engine, which is its oracle, and against itself. Needs a GPU; passes after saying so
+//! where there is none.
+//!
+//! Checkpoints are made up in a temporary directory. `IZAR_TEST_MODEL` names SmolLM2 as in the other tests.
+
+mod checkpoints;
+mod engine;
+mod harness;
+mod logits;
+mod smollm2;
+
+/// Says why nothing is checked, and whether something is.
+fn has_device() -> bool {
+    match izar_engine::cuda::probe() {
+        Ok(()) => true,
+        Err(reason) => {
+            eprintln!("nothing checked: {reason}");
+            false
+        }
+    }
+}
