@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use izar_engine::cpu::Arithmetic;
 use izar_engine::driver::{Engine, Placement};
-use izar_engine::{CpuEngine, CpuEngineOptions};
+use izar_engine::{CpuEngine, CpuEngineOptions, CudaEngine, CudaEngineOptions};
 use izar_model::{Checkpoint, LoadFormat};
 use izar_server::SamplingDefaults;
 use izar_tokenizer::ModelText;
+use izar_transport::InProcess;
 use izar_transport::client::{ClientOptions, EngineHealth, RingClient};
 
-use crate::cli::{ComputeType, EngineArgs, Format, Scheduler};
+use crate::cli::{ComputeType, DeviceChoice, EngineArgs, Format, Scheduler};
 use crate::memory;
 use crate::progress::Loading;
 use crate::text;
@@ -36,7 +37,7 @@ pub struct Backend {
 impl Backend {
     /// Loads the model and starts an engine for it. `model_name` is what logs and metrics call it.
     pub fn start(args: &EngineArgs, model_name: &str) -> Result<Self> {
-        let placement = placement(args.scheduler)?;
+        let scheduler = args.scheduler.map(placement).transpose()?;
         let path = &args.model;
         ensure!(
             path.exists(),
@@ -51,7 +52,13 @@ impl Backend {
         let checkpoint = Checkpoint::open_with(path, format)?;
         let text = text::load(&checkpoint, path, args.chat_template.as_deref())?;
         let defaults = text::sampling_defaults(&checkpoint);
-        let running = start_engine(&checkpoint, args, placement, model_name)?;
+        let bar = Loading::start(&format!("loading {model_name}"));
+        let mut progress = |done, total| bar.set(done, total);
+        let running = match device(args)? {
+            Device::Cpu => start_cpu(&checkpoint, args, scheduler, model_name, &mut progress)?,
+            Device::Cuda => start_cuda(&checkpoint, args, scheduler, model_name, &mut progress)?,
+        };
+        drop(bar);
         let client = RingClient::connect(running.transport, ClientOptions::default())
             .context("cannot connect to the engine's ring")?;
         match client.wait_ready(READY_TIMEOUT)? {
@@ -62,19 +69,7 @@ impl Backend {
         drop(checkpoint);
         memory::give_back_freed();
         let seconds = begun.elapsed().as_secs_f32();
-        let (weights, kv) = (
-            mib(running.summary.weight_bytes),
-            mib(running.summary.kv_bytes),
-        );
-        let (blocks, threads, max_model_len) = (
-            running.summary.num_kv_blocks,
-            running.summary.num_threads,
-            running.summary.max_model_len,
-        );
-        tracing::info!(
-            "loaded {model_name} in {seconds:.1} s: {weights} MiB of weights, {blocks} KV blocks ({kv} MiB when full), \
-             context {max_model_len}, {threads} threads, scheduler {placement}"
-        );
+        tracing::info!("loaded {model_name} in {seconds:.1} s: {}", running.summary);
         Ok(Self {
             client: Arc::new(client),
             engine: running.engine,
@@ -84,14 +79,53 @@ impl Backend {
     }
 }
 
-fn start_engine(
+/// What computes.
+#[derive(Debug, PartialEq, Eq)]
+enum Device {
+    Cpu,
+    Cuda,
+}
+
+/// A running engine, how to reach it, and what was decided.
+struct Running {
+    engine: Engine,
+    transport: Arc<InProcess>,
+    summary: String,
+}
+
+fn device(args: &EngineArgs) -> Result<Device> {
+    let exact = args.dtype == ComputeType::Float32;
+    match args.device {
+        DeviceChoice::Cpu => Ok(Device::Cpu),
+        DeviceChoice::Cuda => {
+            ensure!(
+                !exact,
+                "--dtype float32 is computed on the CPU alone: use --device cpu"
+            );
+            izar_engine::cuda::probe().context("--device cuda")?;
+            Ok(Device::Cuda)
+        }
+        DeviceChoice::Auto if exact => Ok(Device::Cpu),
+        DeviceChoice::Auto => match izar_engine::cuda::probe() {
+            Ok(()) => Ok(Device::Cuda),
+            Err(reason) => {
+                tracing::debug!("on the CPU: {reason}");
+                Ok(Device::Cpu)
+            }
+        },
+    }
+}
+
+fn start_cpu(
     checkpoint: &Checkpoint,
     args: &EngineArgs,
-    placement: Placement,
+    scheduler: Option<Placement>,
     model_name: &str,
-) -> Result<CpuEngine> {
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Running> {
+    let defaults = CpuEngineOptions::default();
     let options = CpuEngineOptions {
-        placement,
+        placement: scheduler.unwrap_or(defaults.placement),
         arithmetic: match args.dtype {
             ComputeType::Auto => Arithmetic::Auto,
             ComputeType::Float32 => Arithmetic::F32,
@@ -100,28 +134,85 @@ fn start_engine(
         block_size: args.block_size,
         num_kv_blocks: args.num_kv_blocks,
         max_model_len: args.max_model_len,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
+        max_num_batched_tokens: args
+            .max_num_batched_tokens
+            .unwrap_or(defaults.max_num_batched_tokens),
         prefix_caching: args.prefix_caching(),
         chunked_prefill: args.chunked_prefill(),
         seed: args.seed,
         model_name: model_name.to_owned(),
     };
-    let bar = Loading::start(&format!("loading {model_name}"));
-    Ok(CpuEngine::start(
-        checkpoint,
-        &options,
-        &mut |done, total| bar.set(done, total),
-    )?)
+    let running = CpuEngine::start(checkpoint, &options, progress)?;
+    let (weights, kv) = (
+        mib(running.summary.weight_bytes),
+        mib(running.summary.kv_bytes),
+    );
+    let (blocks, threads, max_model_len) = (
+        running.summary.num_kv_blocks,
+        running.summary.num_threads,
+        running.summary.max_model_len,
+    );
+    Ok(Running {
+        engine: running.engine,
+        transport: running.transport,
+        summary: format!(
+            "{weights} MiB of weights, {blocks} KV blocks ({kv} MiB when full), context {max_model_len}, \
+             {threads} threads, scheduler {}",
+            options.placement
+        ),
+    })
+}
+
+fn start_cuda(
+    checkpoint: &Checkpoint,
+    args: &EngineArgs,
+    scheduler: Option<Placement>,
+    model_name: &str,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Running> {
+    let options = cuda_options(args, scheduler, model_name)?;
+    let running = CudaEngine::start(checkpoint, &options, progress)?;
+    Ok(Running {
+        engine: running.engine,
+        transport: running.transport,
+        summary: format!("{}, scheduler {}", running.summary, options.placement),
+    })
+}
+
+/// The CUDA engine's options as the flags have them.
+pub fn cuda_options(
+    args: &EngineArgs,
+    scheduler: Option<Placement>,
+    model_name: &str,
+) -> Result<CudaEngineOptions> {
+    ensure!(
+        args.block_size == izar_engine::cuda::BLOCK_SIZE,
+        "the CUDA engine has KV blocks of {} tokens: leave --block-size out",
+        izar_engine::cuda::BLOCK_SIZE
+    );
+    let defaults = CudaEngineOptions::default();
+    Ok(CudaEngineOptions {
+        placement: scheduler.unwrap_or(defaults.placement),
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        num_kv_blocks: args.num_kv_blocks,
+        max_model_len: args.max_model_len,
+        max_num_seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
+        max_num_batched_tokens: args
+            .max_num_batched_tokens
+            .unwrap_or(defaults.max_num_batched_tokens),
+        prefix_caching: args.prefix_caching(),
+        chunked_prefill: args.chunked_prefill(),
+        seed: args.seed,
+        model_name: model_name.to_owned(),
+    })
 }
 
 fn placement(scheduler: Scheduler) -> Result<Placement> {
     match scheduler {
         Scheduler::HostSync => Ok(Placement::HostSync),
         Scheduler::HostAsync => Ok(Placement::HostAsync),
-        Scheduler::Gpu => bail!(
-            "--scheduler gpu needs a build with CUDA, and this one has none: use host-sync or host-async"
-        ),
+        Scheduler::Gpu => bail!("--scheduler gpu is not there yet: use host-sync or host-async"),
     }
 }
 

@@ -39,6 +39,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Answer one prompt in the terminal
     Generate(Box<GenerateArgs>),
+    /// Measure the engine's parts on this machine's GPU
+    Bench(BenchArgs),
     /// Report what hardware, drivers and libraries are here, and what Izar would use
     Doctor,
 }
@@ -125,6 +127,70 @@ pub struct GenerateArgs {
     pub top_k: u32,
 }
 
+/// `izar bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Whole steps, decode and prefill, against the memory's and the library's speed
+    Step(BenchStepArgs),
+    /// Where the time of a decode step goes, each kind of kernel against its floor
+    Kernels(BenchKernelsArgs),
+}
+
+/// Which model to measure with.
+#[derive(Debug, Args)]
+pub struct BenchModelArgs {
+    /// A model directory or a .gguf file
+    pub model: PathBuf,
+    /// `dummy` makes weights up from config.json alone
+    #[arg(long, value_enum, default_value_t = Format::Auto)]
+    pub load_format: Format,
+    /// Write the figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// `izar bench step`.
+#[derive(Debug, Args)]
+pub struct BenchStepArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub model: BenchModelArgs,
+    /// Sequences that decode together, one table line for each
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 8, 16, 32, 64])]
+    pub batch: Vec<u32>,
+    /// Tokens of each of them
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
+    pub context: u32,
+    /// Length of the prompt to compute; 0 for none
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
+    pub prefill: u32,
+    /// Tokens of a chunk of it
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk: u32,
+}
+
+/// `izar bench kernels`.
+#[derive(Debug, Args)]
+pub struct BenchKernelsArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub model: BenchModelArgs,
+    /// Sequences that decode together, a table for each
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 16, 64])]
+    pub batch: Vec<u32>,
+    /// Tokens of each of them
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+}
+
 /// Which model, and how to run it.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
@@ -133,16 +199,17 @@ pub struct EngineArgs {
     /// Most tokens of prompt and answer together [default: what the model was made for]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
-    /// Most sequences computed at once; further ones wait
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Engine")]
-    pub max_num_seqs: u32,
-    /// Most tokens computed in one step; long prompts are cut into chunks of this size at most
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Engine")]
-    pub max_num_batched_tokens: u32,
+    /// Most sequences computed at once; further ones wait [default: 64 on the CPU, 256 on a GPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Engine")]
+    pub max_num_seqs: Option<u32>,
+    /// Most tokens computed in one step; long prompts are cut into chunks of this size at most [default: 512 on the CPU, 2048 on a GPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Engine")]
+    pub max_num_batched_tokens: Option<u32>,
     /// Tokens in a KV block
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=256), help_heading = "Engine")]
     pub block_size: u32,
-    /// KV blocks to allocate [default: enough for --max-num-seqs full sequences, within a quarter of the memory]
+    /// KV blocks to allocate [default: on the CPU enough for --max-num-seqs full sequences, within a quarter of the memory; on a
+    /// GPU what --gpu-memory-utilization leaves]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Engine")]
     pub num_kv_blocks: Option<u32>,
     /// Root of all random numbers: the same seed and the same order of requests give the same answers [default: random]
@@ -177,9 +244,15 @@ pub struct EngineArgs {
     /// Jinja file with a chat template to use instead of the model's own
     #[arg(long, value_name = "FILE", help_heading = "Engine")]
     pub chat_template: Option<PathBuf>,
-    /// Where steps are planned
-    #[arg(long, value_enum, default_value_t = Scheduler::HostSync, help_heading = "Engine")]
-    pub scheduler: Scheduler,
+    /// Where steps are planned [default: host-sync on the CPU, host-async on a GPU]
+    #[arg(long, value_enum, help_heading = "Engine")]
+    pub scheduler: Option<Scheduler>,
+    /// What computes: a GPU if there is one this build can use (auto), or what is named
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto, help_heading = "Engine")]
+    pub device: DeviceChoice,
+    /// Share of the GPU's memory to use, by this and other processes together
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share, help_heading = "Engine")]
+    pub gpu_memory_utilization: f64,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Engine")]
     pub threads: Option<u32>,
@@ -215,6 +288,17 @@ pub enum Format {
     Dummy,
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// A GPU if there is one that this build can use, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU (needs a build with CUDA).
+    Cuda,
+}
+
 /// Where steps are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Scheduler {
@@ -233,6 +317,13 @@ pub enum DefaultsFrom {
     Auto,
     /// OpenAI's values.
     Vllm,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("must be above 0 and at most 1".to_owned()),
+    }
 }
 
 fn seconds() -> impl TypedValueParser<Value = Duration> {
@@ -310,7 +401,7 @@ mod tests {
         );
         assert_eq!(
             (args.engine.scheduler, args.engine.load_format),
-            (Scheduler::HostAsync, Format::Dummy)
+            (Some(Scheduler::HostAsync), Format::Dummy)
         );
         assert_eq!(args.shutdown_timeout, Duration::from_secs(5));
     }
@@ -339,6 +430,9 @@ mod tests {
             ["--max-num-seqs", "0"],
             ["--scheduler", "fast"],
             ["--host", "here"],
+            ["--gpu-memory-utilization", "1.5"],
+            ["--gpu-memory-utilization", "0"],
+            ["--device", "tpu"],
         ] {
             assert!(serve(&args).is_err(), "{args:?}");
         }

@@ -1,9 +1,10 @@
-//! The izar command line: `serve`, `generate`, `doctor`.
+//! The izar command line: `serve`, `generate`, `bench`, `doctor`.
 //!
 //! It reads flags, wires the engine, the ring and the front end together ([`backend`]), and reports failures in one line with what
 //! to do next. All work is done in the crates below it.
 
 mod backend;
+mod bench;
 mod cli;
 mod doctor;
 mod generate;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor => doctor::run(),
     };
     match result {

@@ -23,6 +23,13 @@ pub struct Device {
     capability: (c_int, c_int),
 }
 
+impl Device {
+    /// What the driver calls it.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
 /// Why there is nothing to use.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {

@@ -19,6 +19,12 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// Name of the first GPU, if there is one.
+pub fn first_gpu() -> Option<String> {
+    let cuda = gpu::look().ok()?;
+    cuda.devices.first().map(gpu::Device::name)
+}
+
 /// A title and lines of a name and a finding.
 fn section(title: &str, lines: &[(&str, String)]) {
     println!("{title}");

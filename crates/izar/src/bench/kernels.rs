@@ -1,0 +1,60 @@
+//! `izar bench kernels`: where the microseconds of a decode step go, kind of kernel by kind of kernel.
+
+use anyhow::Result;
+use izar_engine::cuda::bench::{Load, stage_bytes};
+use izar_engine::cuda::{Stage, Variant};
+use serde_json::json;
+
+use super::{hardware, open, start, write_json};
+use crate::cli::BenchKernelsArgs;
+
+/// Prints a table for each batch. A kind's time is what a step takes less without it; its floor is what must be read.
+pub fn run(args: &BenchKernelsArgs) -> Result<()> {
+    let checkpoint = open(&args.model)?;
+    let config = checkpoint.config();
+    let max_batch = args.batch.iter().copied().max().unwrap_or(1);
+    let mut bench = start(&checkpoint, max_batch, args.context, max_batch)?;
+    let hardware = hardware(&bench);
+    println!(
+        "{hardware}; {} layers of {}",
+        config.num_layers, config.hidden_size
+    );
+    let mut tables = Vec::new();
+    for &batch in &args.batch {
+        let load = Load::Decode {
+            batch,
+            context: args.context,
+        };
+        let full = f64::from(bench.step_us(load, Variant::FULL)?);
+        println!(
+            "\nbatch {batch}, context {}: step {full:.1} us",
+            args.context
+        );
+        println!(
+            "{:<18} {:>9} {:>9} {:>9} {:>8}",
+            "", "us", "floor us", "over us", "us/layer"
+        );
+        let (mut rows, mut sum) = (Vec::new(), 0.0);
+        for stage in Stage::ALL
+            .into_iter()
+            .filter(|&s| s != Stage::PrefillAttention)
+        {
+            let us = full - f64::from(bench.step_us(load, Variant::FULL.without(stage))?);
+            let floor_us = stage_bytes(config, stage, load) as f64 / bench.read_rate() * 1e6;
+            let per_layer = us / config.num_layers as f64;
+            let (name, over) = (stage.name(), us - floor_us);
+            println!("{name:<18} {us:>9.1} {floor_us:>9.1} {over:>9.1} {per_layer:>8.2}");
+            rows.push(json!({"stage": name, "us": us, "floor_us": floor_us}));
+            sum += us;
+        }
+        // Kernels overlap: what two of them share counts for neither.
+        println!("{:<18} {:>9.1}", "shared or marks", full - sum);
+        tables.push(
+            json!({"batch": batch, "context": args.context, "step_us": full, "stages": rows}),
+        );
+    }
+    write_json(
+        args.model.json.as_deref(),
+        &json!({"hardware": hardware, "tables": tables}),
+    )
+}
