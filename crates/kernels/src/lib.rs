@@ -19,6 +19,7 @@
 //! One module per operation, named like its file in `cuda/ops/`. A wrapper checks shapes, strides and
 //! alignment once, then launches; it allocates nothing and can be captured into a graph.
 
+pub mod bench;
 mod cublaslt;
 mod decode_projection;
 mod device;

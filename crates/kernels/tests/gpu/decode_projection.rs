@@ -169,6 +169,55 @@ fn shapes_off_every_tile_edge_are_right() {
 }
 
 #[test]
+fn logits_are_f32_and_have_the_bits_before_rounding() {
+    let Some(mut gpu) = gpu() else { return };
+    for (rows, depth) in [(1001, 520), (128_256, 1024)] {
+        let weight = gpu.random((rows * depth) as usize, 3.4 / (depth as f32).sqrt());
+        for tokens in [1, 8, 9, 17, 31, 40, 64] {
+            let x = gpu.random((tokens * depth) as usize, 2.0);
+            let bias = gpu.random(rows as usize, 2.0);
+            // Rows of both parities, and one row more than y has.
+            let stride = rows + 1;
+            let len = ((tokens + 1) * stride) as usize;
+            let y = DeviceBuffer::<f32>::new(gpu.stream.device(), len).unwrap();
+            let rounded = gpu.poisoned(len);
+            y.fill_bytes(&gpu.stream, 0xFF).unwrap();
+            let plain = DecodeProjection {
+                weight: Matrix::dense(&weight, rows, depth).unwrap(),
+                x: Matrix::dense(&x, tokens, depth).unwrap(),
+                y: Matrix::strided(&y, 0, tokens, rows, stride).unwrap().into(),
+                epilogue: Epilogue::Add {
+                    bias: (tokens % 2 == 1).then(|| Matrix::dense(&bias, 1, rows).unwrap()),
+                    residual: None,
+                },
+            };
+            decode_projection(&gpu.stream, &plain, &gpu.projections).unwrap();
+            let in_bf16 = DecodeProjection {
+                y: Matrix::strided(&rounded, 0, tokens, rows, stride)
+                    .unwrap()
+                    .into(),
+                ..plain
+            };
+            decode_projection(&gpu.stream, &in_bf16, &gpu.projections).unwrap();
+            let mut got = vec![0.0; len];
+            y.read(&gpu.stream, &mut got).unwrap();
+            for (i, (got, rounded)) in got.iter().zip(gpu.read(&rounded)).enumerate() {
+                let (token, output) = (i as u32 / stride, i as u32 % stride);
+                if token >= tokens || output >= rows {
+                    assert_eq!(got.to_bits(), u32::MAX, "wrote at {token}, {output}");
+                } else {
+                    assert_eq!(
+                        half::bf16::from_f32(*got),
+                        rounded,
+                        "{tokens}: {token}, {output}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn shapes_of_real_layers_are_right() {
     let Some(mut gpu) = gpu() else { return };
     // Llama-3-8B, Qwen2.5-7B, Qwen3-32B: qkv, output, gate_up, down.
@@ -316,6 +365,16 @@ fn wrong_shapes_strides_and_addresses_are_refused() {
         epilogue: Epilogue::Swiglu,
         ..good
     };
+    let floats = DeviceBuffer::<f32>::new(gpu.stream.device(), 1 << 12).unwrap();
+    let rounded = DecodeProjection {
+        y: Matrix::dense(&floats, 4, 64).unwrap().into(),
+        epilogue: Epilogue::Add {
+            bias: None,
+            residual: Some(view(0, 4, 64, 64)),
+        },
+        ..good
+    };
+    assert_eq!(refused(rounded), Error::F32Epilogue);
     assert!(matches!(
         refused(half),
         Error::Shape {

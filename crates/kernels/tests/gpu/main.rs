@@ -5,10 +5,15 @@
 
 mod decode_projection;
 mod expand_plan;
+mod gather_rows;
+mod linear;
 mod paged_cache;
 mod paged_decode_attention;
 mod paged_prefill_attention;
+mod pinned;
 mod rms_norm;
+mod rope_and_kv_write;
+mod swiglu;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -32,7 +32,7 @@ fn check(gpu: &mut Gpu, tokens: u32, width: u32) {
         let error = relative_error(got[..written].iter().map(|v| v.to_f64()), wanted);
         // Half a unit in the last place of bf16.
         assert!(
-            error < 3e-3,
+            error < 4e-3,
             "[{tokens}, {width}] token {token}: {error:.2e}"
         );
     }
