@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use izar_server::CollectorUrl;
 
 /// Izar runs large language models and serves them over OpenAI's API.
 ///
@@ -84,12 +85,75 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     pub api_key: Vec<String>,
+    /// File with such keys, one a line
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub api_key_file: Vec<PathBuf>,
+    /// Listen on a Unix socket instead of a port
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"], help_heading = "Server")]
+    pub uds: Option<PathBuf>,
+    /// Speak TLS: PEM file with the certificate chain
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "ssl_keyfile",
+        help_heading = "Server"
+    )]
+    pub ssl_certfile: Option<PathBuf>,
+    /// Speak TLS: PEM file with the private key
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "ssl_certfile",
+        help_heading = "Server"
+    )]
+    pub ssl_keyfile: Option<PathBuf>,
     /// Name clients call the model by; the first of several is the one they are told [default: the file's or directory's name]
     #[arg(long, value_name = "NAME", num_args = 1.., help_heading = "Server")]
     pub served_model_name: Vec<String>,
     /// Largest request body, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Server")]
     pub max_body_mib: u32,
+    /// Most messages of a conversation
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
+    pub max_messages: u32,
+    /// Most requests that generate at once; further ones get 429 [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
+    pub max_concurrent_requests: Option<u32>,
+    /// Most sequences that wait beside those the engine can run; further ones get 429 [default: until the ring is full]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub max_num_queued_requests: Option<u32>,
+    /// Seconds that a request may take from its arrival to its last token [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400), help_heading = "Server")]
+    pub request_timeout: Option<u32>,
+    /// Origins whose pages may call the API from a browser, as JSON list or separated by commas; `*` is any [default: none]
+    #[arg(long, value_name = "ORIGINS", value_parser = list, help_heading = "Server")]
+    pub allowed_origins: Option<StringList>,
+    /// Methods such pages may use
+    #[arg(long, value_name = "METHODS", default_value = "*", value_parser = list, requires = "allowed_origins", help_heading = "Server")]
+    pub allowed_methods: StringList,
+    /// Headers such pages may send
+    #[arg(long, value_name = "HEADERS", default_value = "*", value_parser = list, requires = "allowed_origins", help_heading = "Server")]
+    pub allowed_headers: StringList,
+    /// Let such pages send cookies and the browser's own credentials
+    #[arg(long, requires = "allowed_origins", help_heading = "Server")]
+    pub allow_credentials: bool,
+    /// Send traces to an OpenTelemetry collector (OTLP over HTTP), for example http://localhost:4318/v1/traces
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        help_heading = "Server"
+    )]
+    pub otlp_traces_endpoint: Option<CollectorUrl>,
+    /// What traces call this service
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "izar",
+        env = "OTEL_SERVICE_NAME",
+        help_heading = "Server"
+    )]
+    pub otel_service_name: String,
     /// Seconds that running answers may take to end after SIGTERM or ctrl-C
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds(), help_heading = "Server")]
     pub shutdown_timeout: Duration,
@@ -326,6 +390,25 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A list in one argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StringList(pub Vec<String>);
+
+/// Reads a JSON list of strings, as vLLM's flags have them, or words separated by commas.
+fn list(text: &str) -> Result<StringList, String> {
+    let entries: Vec<String> = if text.trim_start().starts_with('[') {
+        serde_json::from_str(text).map_err(|_| "must be a JSON list of strings".to_owned())?
+    } else {
+        text.split(',')
+            .map(|entry| entry.trim().to_owned())
+            .collect()
+    };
+    if entries.iter().any(String::is_empty) {
+        return Err("must not hold an empty entry".to_owned());
+    }
+    Ok(StringList(entries))
+}
+
 fn seconds() -> impl TypedValueParser<Value = Duration> {
     clap::value_parser!(u32)
         .range(0..=86_400)
@@ -421,6 +504,29 @@ mod tests {
                 .engine
                 .prefix_caching()
         );
+    }
+
+    #[test]
+    fn lists_are_json_or_separated_by_commas() {
+        let origins = |text| {
+            serve(&["--allowed-origins", text])
+                .expect("valid")
+                .allowed_origins
+        };
+        let two = Some(StringList(vec!["http://a".into(), "http://b".into()]));
+        assert_eq!(origins(r#"["http://a", "http://b"]"#), two);
+        assert_eq!(origins("http://a, http://b"), two);
+        assert!(serve(&["--allowed-origins", "[1]"]).is_err());
+        assert!(serve(&["--allow-credentials"]).is_err(), "no origin");
+    }
+
+    #[test]
+    fn flags_that_belong_together_are_asked_for_together() {
+        assert!(serve(&["--ssl-certfile", "c"]).is_err());
+        assert!(serve(&["--ssl-certfile", "c", "--ssl-keyfile", "k"]).is_ok());
+        assert!(serve(&["--uds", "s", "--port", "1"]).is_err());
+        assert!(serve(&["--otlp-traces-endpoint", "https://c"]).is_err());
+        assert!(serve(&["--otlp-traces-endpoint", "http://c:4318"]).is_ok());
     }
 
     #[test]

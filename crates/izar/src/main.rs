@@ -8,6 +8,7 @@ mod bench;
 mod cli;
 mod doctor;
 mod generate;
+mod listen;
 mod logging;
 mod memory;
 mod progress;

@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use izar_server::{SamplingDefaults, ServedModel, Server, ServerOptions, refuse_while_loading};
+use izar_server::{
+    Cors, SamplingDefaults, ServedModel, Server, ServerOptions, TraceOptions, refuse_while_loading,
+};
 use izar_tokenizer::ModelText;
-use izar_transport::client::{EngineHealth, RingClient};
-use tokio::net::TcpListener;
+use izar_transport::client::{EngineHealth, FinishReason, Progress, RingClient, Submission};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::backend::{Backend, default_name};
 use crate::cli::{DefaultsFrom, ServeArgs};
+use crate::listen::{self, Bound};
 use crate::text;
 
 /// How often the engine is looked after.
@@ -27,8 +29,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         .enable_all()
         .build()?;
     // Bound before the model is loaded: a port that is taken should not cost a minute to find out, and probes get an answer.
-    let listener = runtime.block_on(listen(args))?;
-    let loaded = answer_while_loading(&runtime, listener.try_clone()?);
+    let api_keys = listen::api_keys(args)?;
+    let bound = runtime.block_on(Bound::bind(args))?;
+    let loaded = answer_while_loading(&runtime, &bound)?;
     let names = match args.served_model_name.as_slice() {
         [] => vec![default_name(&args.engine.model)],
         names => names.to_vec(),
@@ -36,15 +39,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let backend = Backend::start(&args.engine, &names[0])?;
     let (client, engine) = (backend.client, backend.engine);
     let model = served_model(args, names, backend.text, backend.defaults);
-    tracing::info!(
-        "serving {} on http://{}/v1",
-        model.names.join(", "),
-        listener.local_addr()?
-    );
-    let server = Server::new(model, Arc::clone(&client), options(args))?;
+    if api_keys.is_empty() && bound.is_public() {
+        tracing::warn!(
+            "whoever reaches this machine can use the API: give keys with --api-key-file"
+        );
+    }
+    tracing::info!("serving {} on {}", model.names.join(", "), bound.url()?);
+    let server = Server::new(model, Arc::clone(&client), options(args, api_keys)?)?;
+    runtime.block_on(prove_alive(&client))?;
     // The receiver is gone only where the early answers failed; there is nothing to end then.
     let _ = loaded.send(());
-    let engine_ended = runtime.block_on(serve(server, listener, &client))?;
+    let engine_ended = runtime.block_on(serve(server, &bound, &client))?;
     // Connections that outlived the shutdown timeout go with the runtime, and their requests with them.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(client);
@@ -56,32 +61,31 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-async fn listen(args: &ServeArgs) -> Result<std::net::TcpListener> {
-    let listener = TcpListener::bind((args.host, args.port)).await;
-    let listener = listener.with_context(|| {
-        format!(
-            "cannot listen on {}:{}: choose another --host or --port",
-            args.host, args.port
-        )
-    })?;
-    Ok(listener.into_std()?)
+/// Answers 503 until the returned sender is used.
+fn answer_while_loading(runtime: &Runtime, bound: &Bound) -> Result<oneshot::Sender<()>> {
+    let (loaded, has_loaded) = oneshot::channel();
+    let _inside = runtime.enter();
+    let listener = bound.listener()?;
+    runtime.spawn(refuse_while_loading(listener, async {
+        let _ = has_loaded.await;
+    }));
+    Ok(loaded)
 }
 
-/// Answers 503 until the returned sender is used.
-fn answer_while_loading(runtime: &Runtime, listener: std::net::TcpListener) -> oneshot::Sender<()> {
-    let (loaded, has_loaded) = oneshot::channel();
-    runtime.spawn(async move {
-        let loaded = async {
-            let _ = has_loaded.await;
-        };
-        match TcpListener::from_std(listener) {
-            Ok(listener) => refuse_while_loading(listener, loaded).await,
-            Err(error) => {
-                tracing::warn!(%error, "clients get no answer while the model is loading");
-            }
+/// Generates one token, so that a server which says that it is healthy can.
+async fn prove_alive(client: &RingClient) -> Result<()> {
+    let mut tokens = Vec::new();
+    let mut request = client.submit(&Submission::new(&[0], 1))?;
+    let reason = loop {
+        match request.next(&mut tokens).await {
+            Progress::More => {}
+            Progress::Finished(finish) => break finish.reason,
         }
-    });
-    loaded
+    };
+    match reason {
+        FinishReason::Failed(error) => Err(error).context("the engine cannot generate a token"),
+        _ => Ok(()),
+    }
 }
 
 fn served_model(
@@ -109,22 +113,37 @@ fn served_model(
     }
 }
 
-fn options(args: &ServeArgs) -> ServerOptions {
-    ServerOptions {
-        api_keys: args.api_key.clone(),
+fn options(args: &ServeArgs, api_keys: Vec<String>) -> Result<ServerOptions> {
+    let cors = args.allowed_origins.as_ref().map(|origins| {
+        let (methods, headers) = (&args.allowed_methods.0, &args.allowed_headers.0);
+        Cors::new(&origins.0, methods, headers, args.allow_credentials)
+    });
+    let traces = args
+        .otlp_traces_endpoint
+        .clone()
+        .map(|collector| TraceOptions {
+            collector,
+            service_name: args.otel_service_name.clone(),
+        });
+    Ok(ServerOptions {
+        api_keys,
         max_body_bytes: (args.max_body_mib as usize) << 20,
+        max_messages: args.max_messages as usize,
+        max_concurrent_requests: args.max_concurrent_requests.map(|n| n as usize),
+        max_queued_sequences: args.max_num_queued_requests.map(|n| n as usize),
+        request_timeout: args
+            .request_timeout
+            .map(|seconds| Duration::from_secs(seconds.into())),
+        cors: cors.transpose()?,
+        traces,
         seed: args.engine.seed,
         shutdown_timeout: args.shutdown_timeout,
-    }
+    })
 }
 
 /// Serves to the end; returns whether that was the engine's doing.
-async fn serve(
-    server: Server,
-    listener: std::net::TcpListener,
-    client: &RingClient,
-) -> Result<bool> {
-    let listener = TcpListener::from_std(listener)?;
+async fn serve(server: Server, bound: &Bound, client: &RingClient) -> Result<bool> {
+    let listener = bound.listener()?;
     let (mut terminate, mut interrupt) = (
         signal(SignalKind::terminate())?,
         signal(SignalKind::interrupt())?,
@@ -143,7 +162,7 @@ async fn serve(
             () = until_engine_ends(client) => engine_ended.store(true, Ordering::Relaxed),
         }
     };
-    server.serve(listener, shutdown).await?;
+    server.serve(listener, shutdown).await;
     // Relaxed: written by this same task.
     Ok(engine_ended.load(Ordering::Relaxed))
 }

@@ -1,6 +1,7 @@
 //! What all handlers share, and which path leads to which of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -10,13 +11,17 @@ use axum::routing::{get, post};
 use izar_tokenizer::{ChatEncoder, Tokenizer};
 use izar_transport::client::RingClient;
 
+use crate::admission::Admission;
 use crate::api::{Limits, SamplingDefaults};
 use crate::auth::ApiKeys;
+use crate::cors::Cors;
 use crate::drain::Drain;
 use crate::error::ApiError;
+use crate::exchange;
 use crate::ids::IdSource;
 use crate::metrics::Metrics;
 use crate::routes::{chat, completions, models, operations, tokens};
+use crate::trace::Tracer;
 
 /// The model as the front end knows it: its names and its text side. Never its weights.
 pub struct ServedModel {
@@ -44,7 +49,12 @@ pub struct App {
     pub(crate) ids: IdSource,
     pub(crate) keys: ApiKeys,
     pub(crate) drain: Arc<Drain>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) max_body_bytes: usize,
+    pub(crate) max_messages: usize,
+    pub(crate) request_timeout: Option<Duration>,
+    pub(crate) cors: Option<Cors>,
 }
 
 impl App {
@@ -76,13 +86,24 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             Arc::clone(&app),
             require_key,
         ));
-    Router::new()
+    let router = Router::new()
         .merge(keyed)
         .route("/health", get(operations::health))
+        .route("/ready", get(operations::health))
         .route("/metrics", get(operations::metrics))
         .route("/version", get(operations::version))
         .fallback(async || ApiError::NoSuchEndpoint)
-        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed);
+    // Outside of the keys: a browser's preflight carries none.
+    let router = match &app.cors {
+        Some(cors) => router.layer(cors.layer()),
+        None => router,
+    };
+    router
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&app),
+            exchange::observe,
+        ))
         .with_state(app)
 }
 

@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::error::ApiError;
+use crate::admission::Admitted;
+use crate::error::{ApiError, Shortage};
 
 /// The count of answers being made, and whether more may start.
 #[derive(Debug, Default)]
 pub struct Drain {
+    /// Most answers at once, where there is a limit.
+    max_in_flight: Option<usize>,
     draining: AtomicBool,
     in_flight: AtomicUsize,
     idle: Notify,
@@ -17,20 +20,48 @@ pub struct Drain {
 
 /// An answer being made; it ends when this is dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<Drain>);
+pub struct InFlight {
+    drain: Arc<Drain>,
+    admitted: Option<Admitted>,
+}
+
+impl InFlight {
+    /// Keeps `admitted` for as long as the answer is being made.
+    #[must_use]
+    pub fn holding(mut self, admitted: Admitted) -> Self {
+        self.admitted = Some(admitted);
+        self
+    }
+}
 
 impl Drain {
+    /// Lets at most `max_in_flight` answers be made at once, where that is given.
+    pub fn new(max_in_flight: Option<usize>) -> Self {
+        Self {
+            max_in_flight,
+            ..Self::default()
+        }
+    }
+
     /// Starts an answer.
     ///
     /// # Errors
-    /// [`ApiError::Draining`] once the server is shutting down.
+    /// [`ApiError::Draining`] once the server is shutting down, [`ApiError::AtCapacity`] where too many are being made.
     pub fn enter(self: &Arc<Self>) -> Result<InFlight, ApiError> {
         // SYNC drain: counted first, then the flag is read; `begin` sets the flag, then `wait_idle` reads the count. Both need the total order of
         // SeqCst, or each could miss the other's write and an answer would start that nobody waits for.
-        self.in_flight.fetch_add(1, Ordering::SeqCst);
-        let in_flight = InFlight(Arc::clone(self));
+        let before = self.in_flight.fetch_add(1, Ordering::SeqCst);
+        let in_flight = InFlight {
+            drain: Arc::clone(self),
+            admitted: None,
+        };
         if self.draining.load(Ordering::SeqCst) {
             Err(ApiError::Draining)
+        } else if self.max_in_flight.is_some_and(|most| before >= most) {
+            Err(ApiError::AtCapacity {
+                shortage: Shortage::TooManyRequests,
+                retry_after_s: 1,
+            })
         } else {
             Ok(in_flight)
         }
@@ -66,8 +97,10 @@ impl Drain {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if self.0.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.idle.notify_waiters();
+        // Room for other sequences first: whoever sees the answer gone finds it.
+        drop(self.admitted.take());
+        if self.drain.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.drain.idle.notify_waiters();
         }
     }
 }
@@ -75,6 +108,17 @@ impl Drop for InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_answers_are_made_at_once_than_allowed() {
+        let drain = Arc::new(Drain::new(Some(1)));
+        let answer = drain.enter().expect("room");
+        for _ in 0..2 {
+            assert!(matches!(drain.enter(), Err(ApiError::AtCapacity { .. })));
+        }
+        drop(answer);
+        assert!(drain.enter().is_ok());
+    }
 
     #[tokio::test]
     async fn drain_waits_for_the_last_answer_and_starts_no_more() {

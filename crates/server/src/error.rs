@@ -78,9 +78,11 @@ pub enum ApiError {
     /// The body broke off or was framed wrongly.
     #[error("the body could not be read to its end")]
     BodyUnreadable,
-    /// Every ring slot is taken: try again soon.
-    #[error("the server is at capacity; try again in {retry_after_s} s")]
+    /// There is no room now: try again soon.
+    #[error("the server is at capacity: {shortage}; try again in {retry_after_s} s")]
     AtCapacity {
+        /// What there is no room in.
+        shortage: Shortage,
         /// What `Retry-After` says, seconds.
         retry_after_s: u32,
     },
@@ -93,6 +95,12 @@ pub enum ApiError {
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Draining,
+    /// The answer was not finished in the time that the server allows.
+    #[error("the request was not finished within the {seconds} s this server allows")]
+    TimedOut {
+        /// The limit, seconds.
+        seconds: u64,
+    },
     /// The engine refused or failed this sequence.
     #[error("the engine could not finish the request: {reason}")]
     EngineFailed {
@@ -101,6 +109,41 @@ pub enum ApiError {
         /// True where the request itself is the cause, and another try would end the same way.
         client_fault: bool,
     },
+}
+
+/// What an admitted request would have needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// Ring slots, or room for prompts and outputs in the ring.
+    RingFull,
+    /// A place in the queue.
+    QueueFull,
+    /// A place among the requests handled at once.
+    TooManyRequests,
+}
+
+impl Shortage {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 3] = [Self::RingFull, Self::QueueFull, Self::TooManyRequests];
+
+    /// The value of the label `reason`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::RingFull => "ring_full",
+            Self::QueueFull => "queue_full",
+            Self::TooManyRequests => "too_many_requests",
+        }
+    }
+}
+
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::RingFull => "every slot is taken",
+            Self::QueueFull => "the queue is full",
+            Self::TooManyRequests => "too many requests at once",
+        })
+    }
 }
 
 impl ApiError {
@@ -119,6 +162,7 @@ impl ApiError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::AtCapacity { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::EngineUnavailable { .. } | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::EngineFailed {
                 client_fault: true, ..
             } => StatusCode::BAD_REQUEST,
@@ -143,6 +187,7 @@ impl ApiError {
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
             StatusCode::INTERNAL_SERVER_ERROR => "server_error",
             _ => "invalid_request_error",
         }
@@ -172,6 +217,7 @@ impl ApiError {
             Self::AtCapacity { .. } => "rate_limit_exceeded",
             Self::EngineUnavailable { .. } => "engine_unavailable",
             Self::Draining => "shutting_down",
+            Self::TimedOut { .. } => "request_timeout",
             Self::EngineFailed { .. } => "engine_error",
             Self::BodyUnreadable => return None,
         })
@@ -205,8 +251,13 @@ impl IntoResponse for ApiError {
             HeaderValue::from_static("application/json"),
         );
         match self {
-            Self::AtCapacity { retry_after_s } => {
+            Self::AtCapacity {
+                shortage,
+                retry_after_s,
+            } => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+                // For whoever counts refusals.
+                response.extensions_mut().insert(shortage);
             }
             Self::EngineUnavailable { .. } | Self::Draining => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(5_u32));
@@ -247,7 +298,12 @@ mod tests {
 
     #[test]
     fn capacity_names_when_to_come_back() {
-        let response = ApiError::AtCapacity { retry_after_s: 1 }.into_response();
+        let refused = ApiError::AtCapacity {
+            shortage: Shortage::QueueFull,
+            retry_after_s: 1,
+        };
+        assert!(refused.to_string().contains("queue"));
+        let response = refused.into_response();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }

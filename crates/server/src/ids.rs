@@ -6,6 +6,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::exchange::Exchange;
+
 /// Draws request ids and seeds.
 #[derive(Debug)]
 pub struct IdSource {
@@ -25,14 +27,25 @@ impl IdSource {
         }
     }
 
-    /// `prefix` and 32 hexadecimal digits.
+    /// `prefix` and the id of the HTTP exchange that the running task handles, which may be the client's own; outside of one,
+    /// `prefix` and a drawn id.
     pub fn request_id(&self, prefix: &str) -> String {
+        match Exchange::current() {
+            Some(exchange) => format!("{prefix}{}", exchange.id()),
+            None => format!("{prefix}{}", self.draw_id()),
+        }
+    }
+
+    /// 32 hexadecimal digits.
+    pub fn draw_id(&self) -> String {
+        let [high, low] = self.draw_words();
+        format!("{high:016x}{low:016x}")
+    }
+
+    /// 128 random bits.
+    pub fn draw_words(&self) -> [u64; 2] {
         let n = self.draw();
-        format!(
-            "{prefix}{:016x}{:016x}",
-            mix(self.id_key[0] ^ n),
-            mix(self.id_key[1].wrapping_add(n))
-        )
+        [mix(self.id_key[0] ^ n), mix(self.id_key[1].wrapping_add(n))]
     }
 
     /// A seed for a sequence that came without one.

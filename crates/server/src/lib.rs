@@ -8,21 +8,31 @@
 //! future or body and goes with it, so a client that leaves takes its sequences along.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod answer;
 mod api;
 mod app;
 mod auth;
+mod cors;
+mod deadline;
 mod drain;
 mod error;
+mod exchange;
 mod fields;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod ids;
+mod listener;
 mod metrics;
 mod output;
+mod process;
 mod routes;
 mod server;
+mod trace;
 
 pub use api::SamplingDefaults;
 pub use app::ServedModel;
+pub use cors::{Cors, CorsError};
+pub use listener::{Listener, TlsError, TlsIdentity};
 pub use server::{Server, ServerOptions, refuse_while_loading};
+pub use trace::{CollectorUrl, CollectorUrlError, TraceOptions};

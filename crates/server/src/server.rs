@@ -5,23 +5,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::ListenerExt;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use izar_transport::TransportError;
 use izar_transport::client::RingClient;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
 
+use crate::admission::Admission;
 use crate::answer::unix_seconds;
 use crate::api::Limits;
 use crate::app::{self, App, ServedModel};
 use crate::auth::ApiKeys;
+use crate::cors::Cors;
 use crate::drain::Drain;
 use crate::error::ApiError;
 use crate::ids::IdSource;
+use crate::listener::{Connection, Io, Listener};
 use crate::metrics::Metrics;
+use crate::trace::{Exporter, TraceOptions, Tracer};
+
+/// A connection that sends no request for so long is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// For what is left to do once draining is over: the last bytes, the last traces.
+const GOODBYE_TIME: Duration = Duration::from_secs(2);
 
 /// What an operator may choose.
 #[derive(Debug, Clone)]
@@ -30,6 +37,18 @@ pub struct ServerOptions {
     pub api_keys: Vec<String>,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
+    /// Most messages of a conversation.
+    pub max_messages: usize,
+    /// Most requests that generate at once; none is no limit. Further ones are refused.
+    pub max_concurrent_requests: Option<usize>,
+    /// Most sequences that wait for the engine beside those it can run; none: until the ring is full. Further ones are refused.
+    pub max_queued_sequences: Option<usize>,
+    /// How long a request may take from arrival to its last token; none: as long as it likes.
+    pub request_timeout: Option<Duration>,
+    /// Pages of other origins that may call the API; none: no page may.
+    pub cors: Option<Cors>,
+    /// Where traces go; none are made without.
+    pub traces: Option<TraceOptions>,
     /// Makes the seeds of unseeded requests follow their order of arrival; none, and they are random.
     pub seed: Option<u64>,
     /// How long answers may take to end once the server shuts down.
@@ -41,6 +60,12 @@ impl Default for ServerOptions {
         Self {
             api_keys: Vec::new(),
             max_body_bytes: 16 << 20,
+            max_messages: 4096,
+            max_concurrent_requests: None,
+            max_queued_sequences: None,
+            request_timeout: None,
+            cors: None,
+            traces: None,
             seed: None,
             shutdown_timeout: Duration::from_secs(30),
         }
@@ -50,6 +75,7 @@ impl Default for ServerOptions {
 /// An OpenAI-compatible server in front of one ring.
 pub struct Server {
     app: Arc<App>,
+    exporter: Option<Exporter>,
     shutdown_timeout: Duration,
 }
 
@@ -74,19 +100,29 @@ impl Server {
             max_sequences: client.stats().num_slots as usize,
             defaults: model.defaults,
         };
+        let (tracer, exporter) = options.traces.map(Tracer::new).unzip();
         let app = App {
             model,
             created: unix_seconds(),
             limits,
             client,
-            metrics: Arc::new(Metrics::default()),
+            metrics: Arc::new(Metrics::new(engine.max_model_len)),
             ids: IdSource::new(options.seed),
             keys: ApiKeys::new(options.api_keys),
-            drain: Arc::new(Drain::default()),
+            drain: Arc::new(Drain::new(options.max_concurrent_requests)),
+            admission: Arc::new(Admission::new(
+                engine.max_num_seqs as usize,
+                options.max_queued_sequences,
+            )),
+            tracer: tracer.map(Arc::new),
             max_body_bytes: options.max_body_bytes,
+            max_messages: options.max_messages,
+            request_timeout: options.request_timeout,
+            cors: options.cors,
         };
         Ok(Self {
             app: Arc::new(app),
+            exporter,
             shutdown_timeout: options.shutdown_timeout,
         })
     }
@@ -102,34 +138,38 @@ impl Server {
         app::router(Arc::clone(&self.app))
     }
 
-    /// Serves until `shutdown` resolves, then drains: new requests get 503 while those in flight end, for at most the shutdown timeout.
-    ///
-    /// # Errors
-    /// Where the listener fails.
+    /// Serves until `shutdown` resolves, then drains: new requests get 503 while those in flight end, for at most the shutdown timeout;
+    /// then those left are told so and cut off.
     pub async fn serve(
-        self,
-        listener: TcpListener,
+        mut self,
+        listener: impl Into<Listener>,
         shutdown: impl Future<Output = ()>,
-    ) -> std::io::Result<()> {
-        let listener = listener.tap_io(|connection| {
-            if let Err(error) = connection.set_nodelay(true) {
-                tracing::debug!(%error, "a connection keeps Nagle's algorithm: its tokens may come late");
-            }
-        });
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = axum::serve(listener, self.router()).with_graceful_shutdown(async {
-            let _ = stopped.await;
+    ) {
+        let listener = listener.into();
+        let exporting = self.exporter.take().map(|it| tokio::spawn(it.run()));
+        let (router, connections) = (self.router(), GracefulShutdown::new());
+        let accepting = accept_all(&listener, |connection| {
+            serve_connection(connection, router.clone(), connections.watcher())
         });
         let draining = async {
             shutdown.await;
             self.drain().await;
-            // Where the receiver is gone, the server has ended by itself.
-            let _ = stop.send(());
-            tokio::time::sleep(self.shutdown_timeout.min(Duration::from_secs(2))).await;
         };
         tokio::select! {
-            result = serving => result,
-            () = draining => Ok(()),
+            () = accepting => {}
+            () = draining => {}
+        }
+        drop(listener);
+        if tokio::time::timeout(GOODBYE_TIME, connections.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::debug!("connections are closed before their clients have read everything");
+        }
+        if let (Some(tracer), Some(exporting)) = (&self.app.tracer, exporting) {
+            // What cannot be exported in time is lost.
+            let _ = tokio::time::timeout(GOODBYE_TIME, tracer.flush()).await;
+            exporting.abort();
         }
     }
 
@@ -137,14 +177,15 @@ impl Server {
         let drain = &self.app.drain;
         drain.begin();
         tracing::info!(in_flight = drain.in_flight(), "draining");
-        if tokio::time::timeout(self.shutdown_timeout, drain.wait_idle())
-            .await
-            .is_err()
-        {
+        let idle = tokio::time::timeout(self.shutdown_timeout, drain.wait_idle());
+        if idle.await.is_err() {
             tracing::warn!(
                 in_flight = drain.in_flight(),
                 "shutdown timeout: answers are cut off"
             );
+            // Streams end with an error event, and the rest with a 503.
+            self.app.client.close();
+            let _ = tokio::time::timeout(GOODBYE_TIME, drain.wait_idle()).await;
         }
     }
 }
@@ -153,18 +194,25 @@ impl Server {
 ///
 /// A connection carries one request. Those that were accepted before `loaded` still get their answer afterwards, so that no
 /// client is cut off when the listener changes hands.
-pub async fn refuse_while_loading(listener: TcpListener, loaded: impl Future<Output = ()>) {
+pub async fn refuse_while_loading(listener: impl Into<Listener>, loaded: impl Future<Output = ()>) {
+    let listener = listener.into();
     let router = Router::new().fallback(async || ApiError::EngineUnavailable {
         reason: "it is still loading",
     });
-    tokio::pin!(loaded);
+    tokio::select! {
+        () = loaded => {}
+        () = accept_all(&listener, |connection| refuse_once(connection, router.clone())) => {}
+    }
+}
+
+/// Accepts connections for ever and spawns `serve` for each.
+async fn accept_all<F: Future<Output = ()> + Send + 'static>(
+    listener: &Listener,
+    serve: impl Fn(Connection) -> F,
+) {
     loop {
-        let accepted = tokio::select! {
-            () = &mut loaded => return,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((connection, _)) => drop(tokio::spawn(answer_one(connection, router.clone()))),
+        match listener.accept().await {
+            Ok(connection) => drop(tokio::spawn(serve(connection))),
             Err(error) => {
                 // Out of descriptors, say: that passes.
                 tracing::warn!(%error, "cannot accept a connection");
@@ -174,13 +222,41 @@ pub async fn refuse_while_loading(listener: TcpListener, loaded: impl Future<Out
     }
 }
 
-async fn answer_one(connection: TcpStream, router: Router) {
+async fn serve_connection(connection: Connection, router: Router, watcher: Watcher) {
+    let Some(io) = open(connection).await else {
+        return;
+    };
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(router));
+    if let Err(error) = watcher.watch(served).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+async fn refuse_once(connection: Connection, router: Router) {
+    let Some(io) = open(connection).await else {
+        return;
+    };
     let served = http1::Builder::new()
         .keep_alive(false)
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(10))
-        .serve_connection(TokioIo::new(connection), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(router));
     if let Err(error) = served.await {
         tracing::debug!(%error, "a client left before its answer");
+    }
+}
+
+/// Shakes hands, which a client may not take for ever over.
+async fn open(connection: Connection) -> Option<Box<dyn Io>> {
+    match tokio::time::timeout(Duration::from_secs(10), connection.open()).await {
+        Ok(Ok(io)) => Some(io),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a client and this server did not come to terms");
+            None
+        }
+        Err(_) => None,
     }
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::choice::{Sink, Step};
 use super::{Answer, cached_tokens};
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::output::head::{Ending, Piece, Usage};
 use crate::output::whole::{WholeChoice, body};
@@ -39,7 +40,11 @@ impl Answer {
     ///
     /// # Errors
     /// Whatever failed one of the choices; the others are cancelled.
-    pub async fn whole(mut self) -> Result<Bytes, ApiError> {
+    pub async fn whole(self) -> Result<Bytes, ApiError> {
+        Deadline::bound(self.deadline, self.collect()).await
+    }
+
+    async fn collect(mut self) -> Result<Bytes, ApiError> {
         let mut collector = Collector {
             choices: (0..self.choices.len())
                 .map(|index| self.blank(index))

@@ -1,8 +1,10 @@
 //! What the ring's client says, in the API's words.
 
+use std::time::Duration;
+
 use izar_transport::client::{EngineError, EngineHealth, RequestError, SubmitError};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Shortage};
 
 /// The engine or the ring could not carry a request through.
 pub fn of_request(error: &RequestError) -> ApiError {
@@ -40,15 +42,18 @@ fn of_engine(error: EngineError) -> ApiError {
     }
 }
 
+/// There is no room now, and probably some in `retry_after`.
+pub fn at_capacity(shortage: Shortage, retry_after: Duration) -> ApiError {
+    ApiError::AtCapacity {
+        shortage,
+        retry_after_s: retry_after.as_secs().clamp(1, 60) as u32,
+    }
+}
+
 /// A request did not get into the ring.
 pub fn of_submit(error: &SubmitError) -> ApiError {
     match error {
-        SubmitError::Full { retry_after, .. } => {
-            let seconds = retry_after.as_secs().clamp(1, 60) as u32;
-            ApiError::AtCapacity {
-                retry_after_s: seconds,
-            }
-        }
+        SubmitError::Full { retry_after, .. } => at_capacity(Shortage::RingFull, *retry_after),
         SubmitError::InputTooLarge { .. }
         | SubmitError::OutputTooLarge { .. }
         | SubmitError::Invalid(_) => ApiError::EngineFailed {

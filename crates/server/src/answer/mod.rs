@@ -16,6 +16,7 @@ use choice::Choice;
 pub use failure::{of_health, of_request};
 pub use submit::{Order, PromptTokens, submit, unix_seconds};
 
+use crate::deadline::Deadline;
 use crate::drain::InFlight;
 use crate::output::head::{Head, Usage};
 
@@ -29,16 +30,13 @@ pub struct Answer {
     n: usize,
     /// Ids of the prompts, where the client asked for them.
     prompt_ids: Option<Vec<Vec<u32>>>,
+    /// When it must be finished.
+    deadline: Option<Deadline>,
     /// Tells the drain that this answer is being made.
     in_flight: InFlight,
 }
 
 impl Answer {
-    /// The id that every chunk and body of this answer carries.
-    pub fn id(&self) -> &str {
-        &self.head.id
-    }
-
     /// Ids of the prompt of choice `index`, where they were asked for.
     fn prompt_ids_of(&self, index: usize) -> Option<&[u32]> {
         self.prompt_ids

@@ -4,17 +4,19 @@
 //! tokens which came together leave in one write.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use izar_transport::client::GeneratedToken;
+use tokio::time::Sleep;
 
 use super::choice::{Choice, Sink, Step};
 use super::{Answer, cached_tokens};
 use crate::api::StreamRequest;
+use crate::deadline::Deadline;
 use crate::drain::InFlight;
 use crate::error::ApiError;
 use crate::output::chunk::{ChunkWriter, put_error};
@@ -52,6 +54,9 @@ impl Sink for Chunks {
     }
 }
 
+/// A deadline and what resolves at it.
+type Expiry = (Deadline, Pin<Box<Sleep>>);
+
 /// The body of a streamed answer.
 pub struct EventStream {
     chunks: Chunks,
@@ -61,6 +66,7 @@ pub struct EventStream {
     n: usize,
     scratch: Vec<GeneratedToken>,
     done: bool,
+    expiry: Option<Expiry>,
     _in_flight: InFlight,
 }
 
@@ -89,9 +95,10 @@ impl Answer {
             n: self.n,
             scratch: Vec::new(),
             done: false,
+            expiry: None,
             _in_flight: self.in_flight,
         };
-        poll_fn(|cx| match stream.fill(cx) {
+        let begun = poll_fn(|cx| match stream.fill(cx) {
             Err(error) if stream.chunks.out.len() == roles => Poll::Ready(Err(error)),
             Err(error) => {
                 stream.fail(&error);
@@ -99,8 +106,9 @@ impl Answer {
             }
             Ok(()) if stream.chunks.out.len() > roles || stream.done => Poll::Ready(Ok(())),
             Ok(()) => Poll::Pending,
-        })
-        .await?;
+        });
+        Deadline::bound(self.deadline, begun).await?;
+        stream.expiry = self.deadline.map(|deadline| (deadline, deadline.sleep()));
         Ok(stream)
     }
 }
@@ -147,6 +155,12 @@ impl EventStream {
         Ok(())
     }
 
+    /// Whether the stream's time is up.
+    fn expired(&mut self, cx: &mut Context<'_>) -> Option<ApiError> {
+        let (deadline, sleep) = self.expiry.as_mut()?;
+        sleep.as_mut().poll(cx).is_ready().then(|| deadline.error())
+    }
+
     /// Ends the stream with an error event; the other choices are cancelled.
     fn fail(&mut self, error: &ApiError) {
         put_error(&mut self.chunks.out, error);
@@ -165,6 +179,11 @@ impl Body for EventStream {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
+        if !this.done
+            && let Some(error) = this.expired(cx)
+        {
+            this.fail(&error);
+        }
         if !this.done
             && !this.chunks.is_full()
             && let Err(error) = this.fill(cx)

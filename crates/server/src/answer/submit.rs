@@ -8,11 +8,14 @@ use izar_transport::client::{RequestHandle, SamplingParams, Submission};
 
 use super::choice::{Choice, Wanted};
 use super::{Answer, failure};
+use crate::admission::Admitted;
 use crate::api::{SamplingRequest, StreamRequest};
 use crate::app::App;
+use crate::deadline::Deadline;
 use crate::drain::InFlight;
-use crate::error::ApiError;
-use crate::metrics::SequenceMeter;
+use crate::error::{ApiError, Shortage};
+use crate::exchange::Exchange;
+use crate::metrics::{PromptMeter, SequenceMeter};
 use crate::output::assembler::{Assembler, StopRules};
 use crate::output::head::{Head, Shape, Usage};
 use crate::output::stop::StopSet;
@@ -63,11 +66,12 @@ pub fn submit(
         .iter()
         .map(|prompt| token_limit(app, &order, prompt))
         .collect::<Result<_, _>>()?;
+    let in_flight = in_flight.holding(admit(app, &order)?);
     let rules = Arc::new(stop_rules(app, sampling));
     let bad_words = encode_bad_words(app, sampling);
-    app.metrics.request_params_n.observe(sampling.n as u64);
     let mut choices = Vec::with_capacity(order.prompts.len() * sampling.n);
     for (prompt, &max_tokens) in order.prompts.iter().zip(&limits) {
+        let prompt_meter = PromptMeter::start(&app.metrics, prompt.ids.len() as u64, sampling.n);
         for i in 0..sampling.n {
             let handle = match max_tokens {
                 0 => None,
@@ -75,13 +79,7 @@ pub fn submit(
                     app, &order, prompt, max_tokens, i, &rules, &bad_words,
                 )?),
             };
-            let counted = if i == 0 { prompt.ids.len() as u64 } else { 0 };
-            let meter = SequenceMeter::start(
-                Arc::clone(&app.metrics),
-                arrival,
-                counted,
-                max_tokens.into(),
-            );
+            let meter = SequenceMeter::start(&prompt_meter, arrival, max_tokens.into());
             choices.push(choice(
                 app,
                 &order,
@@ -98,6 +96,9 @@ pub fn submit(
         .iter()
         .map(|prompt| prompt.ids.len() as u64)
         .sum();
+    if let Some(exchange) = Exchange::current() {
+        exchange.note_prompt_tokens(prompt_tokens);
+    }
     let prefix = if order.shape == Shape::Chat {
         "chatcmpl-"
     } else {
@@ -120,8 +121,27 @@ pub fn submit(
         prompt_ids: sampling
             .return_token_ids
             .then(|| order.prompts.into_iter().map(|prompt| prompt.ids).collect()),
+        deadline: app
+            .request_timeout
+            .map(|allowed| Deadline::new(arrival, allowed)),
         in_flight,
     })
+}
+
+/// A place in the queue for each of the order's sequences.
+fn admit(app: &App, order: &Order) -> Result<Admitted, ApiError> {
+    let num_sequences = order.prompts.len() * order.sampling.n;
+    let num_waiting = if app.admission.is_limited() {
+        // Where the ring cannot be read, submitting says so.
+        app.client
+            .engine_status()
+            .map_or(0, |status| status.stats.num_waiting)
+    } else {
+        0
+    };
+    app.admission
+        .admit(num_sequences, num_waiting)
+        .ok_or_else(|| failure::at_capacity(Shortage::QueueFull, app.client.retry_after()))
 }
 
 /// How many tokens a prompt's sequences may produce.
@@ -231,13 +251,9 @@ fn submit_one(
         priority: sampling.priority,
         ..Submission::new(&prompt.ids, max_tokens)
     };
-    app.client.submit(&submission).map_err(|error| {
-        let error = failure::of_submit(&error);
-        if matches!(error, ApiError::AtCapacity { .. }) {
-            app.metrics.admission_rejections.add(1);
-        }
-        error
-    })
+    app.client
+        .submit(&submission)
+        .map_err(|error| failure::of_submit(&error))
 }
 
 pub(super) fn choice(

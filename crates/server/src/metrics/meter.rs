@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Metrics;
+use super::PromptMeter;
+use crate::exchange::Exchange;
 
 /// How a sequence ended, as `vllm:request_success_total` labels it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +50,10 @@ pub struct EngineTimes {
 /// Measures one sequence. Dropped before [`SequenceMeter::finish`], it counts as aborted.
 #[derive(Debug)]
 pub struct SequenceMeter {
-    metrics: Arc<Metrics>,
+    prompt: Arc<PromptMeter>,
+    exchange: Option<Arc<Exchange>>,
     arrival: Instant,
-    prompt_tokens: u64,
+    max_tokens: u64,
     first_token: Option<Instant>,
     last_token_ns: u64,
     num_tokens: u64,
@@ -59,23 +61,13 @@ pub struct SequenceMeter {
 }
 
 impl SequenceMeter {
-    /// Starts a sequence of a request that arrived at `arrival` and counts its prompt, which is 0 for all but one of the sequences that
-    /// share one.
-    pub fn start(
-        metrics: Arc<Metrics>,
-        arrival: Instant,
-        prompt_tokens: u64,
-        max_tokens: u64,
-    ) -> Self {
-        metrics.prompt_tokens.add(prompt_tokens);
-        metrics.request_params_max_tokens.observe(max_tokens);
-        if prompt_tokens > 0 {
-            metrics.request_prompt_tokens.observe(prompt_tokens);
-        }
+    /// Starts a sequence of at most `max_tokens` tokens for a request that arrived at `arrival`.
+    pub fn start(prompt: &Arc<PromptMeter>, arrival: Instant, max_tokens: u64) -> Self {
         Self {
-            metrics,
+            prompt: Arc::clone(prompt),
+            exchange: Exchange::current(),
             arrival,
-            prompt_tokens,
+            max_tokens,
             first_token: None,
             last_token_ns: 0,
             num_tokens: 0,
@@ -85,16 +77,22 @@ impl SequenceMeter {
 
     /// Counts a token that the engine sampled at `timestamp_ns` of its clock.
     pub fn token(&mut self, timestamp_ns: u64) {
+        let metrics = self.prompt.metrics();
         if self.num_tokens == 0 {
             let now = Instant::now();
             self.first_token = Some(now);
-            self.metrics
+            self.prompt.first_token();
+            metrics
                 .time_to_first_token
                 .observe(nanos(now - self.arrival));
         } else {
-            self.metrics
+            metrics
                 .inter_token_latency
                 .observe(timestamp_ns.saturating_sub(self.last_token_ns));
+        }
+        metrics.generation_tokens.add(1);
+        if let Some(exchange) = &self.exchange {
+            exchange.note_token();
         }
         self.last_token_ns = timestamp_ns;
         self.num_tokens += 1;
@@ -105,14 +103,15 @@ impl SequenceMeter {
         if std::mem::replace(&mut self.finished, true) {
             return;
         }
-        let m = &self.metrics;
+        let m = self.prompt.metrics();
         m.finished[reason as usize].add(1);
-        m.generation_tokens.add(self.num_tokens);
         if matches!(reason, FinishedReason::Abort | FinishedReason::Error) {
             return;
         }
         let now = Instant::now();
+        self.prompt.ended(self.num_tokens);
         m.request_generation_tokens.observe(self.num_tokens);
+        m.request_params_max_tokens.observe(self.max_tokens);
         m.e2e_latency.observe(nanos(now - self.arrival));
         if let Some(first) = self.first_token {
             let decode_ns = nanos(now - first);
@@ -123,18 +122,22 @@ impl SequenceMeter {
             }
         }
         if let Some(times) = times {
-            m.prompt_tokens_cached
-                .add(times.num_cached_tokens.min(self.prompt_tokens));
-            let prefill_ns = times.first_token_ns.saturating_sub(times.claimed_ns);
-            m.prefill_time.observe(prefill_ns);
-            if let Some(first) = self.first_token {
-                // The two clocks may differ, so only their differences meet: what of the TTFT was not prefill was the queue.
-                m.queue_time
-                    .observe(nanos(first - self.arrival).saturating_sub(prefill_ns));
-            }
-            m.inference_time
-                .observe(times.completed_ns.saturating_sub(times.claimed_ns));
+            self.observe(&times);
         }
+    }
+
+    fn observe(&self, times: &EngineTimes) {
+        let m = self.prompt.metrics();
+        self.prompt.cached(times.num_cached_tokens);
+        let prefill_ns = times.first_token_ns.saturating_sub(times.claimed_ns);
+        m.prefill_time.observe(prefill_ns);
+        if let Some(first) = self.first_token {
+            // The two clocks may differ, so only their differences meet: what of the TTFT was not prefill was the queue.
+            m.queue_time
+                .observe(nanos(first - self.arrival).saturating_sub(prefill_ns));
+        }
+        m.inference_time
+            .observe(times.completed_ns.saturating_sub(times.claimed_ns));
     }
 }
 
@@ -150,16 +153,22 @@ fn nanos(duration: std::time::Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Counter, Metrics};
     use super::*;
 
     fn total(histogram: &super::super::Histogram) -> (f64, u64) {
         histogram.cumulative(|_, _| ())
     }
 
+    fn metrics() -> Arc<Metrics> {
+        Arc::new(Metrics::new(100))
+    }
+
     #[test]
     fn gaps_are_one_fewer_than_tokens_and_on_the_engines_clock() {
-        let metrics = Arc::new(Metrics::default());
-        let mut meter = SequenceMeter::start(Arc::clone(&metrics), Instant::now(), 5, 3);
+        let metrics = metrics();
+        let prompt = PromptMeter::start(&metrics, 5, 1);
+        let mut meter = SequenceMeter::start(&prompt, Instant::now(), 3);
         for timestamp_ns in [1_000_000, 3_000_000, 4_000_000] {
             meter.token(timestamp_ns);
         }
@@ -177,13 +186,53 @@ mod tests {
 
     #[test]
     fn dropped_meter_counts_as_aborted_once() {
-        let metrics = Arc::new(Metrics::default());
-        let mut meter = SequenceMeter::start(Arc::clone(&metrics), Instant::now(), 0, 3);
+        let metrics = metrics();
+        let prompt = PromptMeter::start(&metrics, 7, 1);
+        let mut meter = SequenceMeter::start(&prompt, Instant::now(), 3);
         meter.token(1);
-        drop(meter);
+        drop((meter, prompt));
         assert_eq!(metrics.finished.each_ref().map(Counter::get), [0, 0, 1, 0]);
         assert_eq!(metrics.generation_tokens.get(), 1);
+        assert_eq!(total(&metrics.request_prompt_tokens).1, 0);
+        let sources = [
+            &metrics.prompt_tokens,
+            &metrics.prompt_tokens_computed,
+            &metrics.prompt_tokens_cached,
+        ];
+        assert_eq!(sources.map(Counter::get), [7, 7, 0]);
     }
 
-    use super::super::Counter;
+    #[test]
+    fn prompt_that_nothing_came_of_is_not_counted() {
+        let metrics = metrics();
+        let prompt = PromptMeter::start(&metrics, 7, 1);
+        drop((SequenceMeter::start(&prompt, Instant::now(), 3), prompt));
+        assert_eq!(metrics.prompt_tokens.get(), 0);
+        assert_eq!(metrics.prompt_tokens_computed.get(), 0);
+    }
+
+    #[test]
+    fn sequences_of_one_prompt_count_it_once_and_its_longest_output() {
+        let metrics = metrics();
+        let prompt = PromptMeter::start(&metrics, 40, 2);
+        for (num_tokens, num_cached_tokens) in [(2, 0), (5, 32)] {
+            let mut meter = SequenceMeter::start(&prompt, Instant::now(), 9);
+            (0..num_tokens).for_each(|ns| meter.token(ns));
+            let times = EngineTimes {
+                claimed_ns: 0,
+                first_token_ns: 1,
+                completed_ns: 2,
+                num_cached_tokens,
+            };
+            meter.finish(FinishedReason::Length, Some(times));
+        }
+        assert_eq!(metrics.prompt_tokens.get(), 40);
+        drop(prompt);
+        assert_eq!(metrics.prompt_tokens_computed.get(), 40);
+        assert_eq!(total(&metrics.request_prompt_tokens), (40.0, 1));
+        assert_eq!(total(&metrics.request_max_generation_tokens), (5.0, 1));
+        assert_eq!(total(&metrics.request_generation_tokens), (7.0, 2));
+        assert_eq!(total(&metrics.request_params_n), (2.0, 1));
+        assert_eq!(total(&metrics.request_params_max_tokens), (18.0, 2));
+    }
 }

@@ -1,251 +1,385 @@
-//! The Prometheus text format (version 0.0.4).
+//! All metrics on one page.
 
-use std::fmt::Write;
+use izar_transport::client::{ClientStats, StepStats};
 
-use super::{Counter, EngineSnapshot, FinishedReason, Histogram, Metrics};
+use super::page::Page;
+use super::{EngineSnapshot, FinishedReason, Metrics};
+use crate::error::Shortage;
+use crate::process::ProcessStats;
 
 /// Gauges that are read at scrape time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Gauges {
     /// The engine's numbers.
     pub engine: EngineSnapshot,
-    /// Ring slots that hold a sequence of this front end.
-    pub ring_slots_in_use: u64,
-    /// Ring slots of this front end.
-    pub ring_slots: u64,
-    /// HTTP requests that generate, now.
-    pub requests_in_flight: u64,
     /// Whether the engine is ready and alive.
     pub engine_up: bool,
-}
-
-struct Page {
-    out: String,
-    /// `model_name="…",engine="0"`.
-    labels: String,
+    /// For how long its heartbeat has stood still, seconds.
+    pub heartbeat_age_s: f64,
+    /// The front end's part of the ring.
+    pub ring: ClientStats,
+    /// HTTP requests that generate, now.
+    pub requests_in_flight: u64,
+    /// This process.
+    pub process: Option<ProcessStats>,
 }
 
 /// Renders everything as one page, labelled with `model_name`.
 pub fn render(metrics: &Metrics, gauges: &Gauges, model_name: &str) -> String {
-    let escaped = model_name
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n");
-    let mut page = Page {
-        out: String::with_capacity(16 * 1024),
-        labels: format!("model_name=\"{escaped}\",engine=\"0\""),
-    };
-    page.engine(&gauges.engine);
-    page.tokens(metrics);
-    page.latencies(metrics);
-    page.requests(metrics);
-    page.ours(metrics, gauges);
-    page.out
+    let mut page = Page::new(model_name);
+    engine(&mut page, &gauges.engine);
+    tokens(&mut page, metrics);
+    latencies(&mut page, metrics);
+    requests(&mut page, metrics);
+    steps(&mut page, &gauges.engine.steps);
+    front_end(&mut page, metrics, gauges);
+    ring(&mut page, &gauges.ring);
+    if let Some(stats) = &gauges.process {
+        process(&mut page, stats);
+    }
+    page.finish()
 }
 
-impl Page {
-    fn engine(&mut self, e: &EngineSnapshot) {
-        self.gauge(
-            "vllm:num_requests_running",
-            "Sequences in the running batch",
-            e.num_running as f64,
-        );
-        self.gauge(
-            "vllm:num_requests_waiting",
-            "Sequences waiting for a place in the batch",
-            e.num_waiting as f64,
-        );
-        self.gauge(
-            "vllm:kv_cache_usage_perc",
-            "Share of KV blocks in use, 0 to 1",
-            e.kv_cache_usage,
-        );
-        self.count(
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache",
-            e.prefix_cache_queries,
-        );
-        self.count(
-            "vllm:prefix_cache_hits",
-            "Prompt tokens found in the prefix cache",
-            e.prefix_cache_hits,
-        );
-        self.count(
-            "vllm:num_preemptions",
-            "Sequences preempted",
-            e.num_preemptions,
-        );
-        self.head("vllm:cache_config_info", "gauge", "Shape of the KV cache");
-        let (blocks, size) = (e.num_kv_blocks, e.block_size);
-        let _ = writeln!(
-            self.out,
-            "vllm:cache_config_info{{{},block_size=\"{size}\",num_gpu_blocks=\"{blocks}\"}} 1",
-            self.labels
+fn engine(page: &mut Page, e: &EngineSnapshot) {
+    let waiting = e.num_waiting as f64;
+    page.gauge(
+        "vllm:num_requests_running",
+        "Sequences in the running batch",
+        e.num_running as f64,
+    );
+    page.gauge(
+        "vllm:num_requests_waiting",
+        "Sequences waiting for a place in the batch",
+        waiting,
+    );
+    let name = "vllm:num_requests_waiting_by_reason";
+    page.head(
+        name,
+        "gauge",
+        "Sequences waiting, by what for: all of them for room",
+    );
+    page.sample(name, "reason=\"capacity\"", waiting);
+    page.sample(name, "reason=\"deferred\"", 0.0);
+    page.gauge(
+        "vllm:kv_cache_usage_perc",
+        "Share of KV blocks in use, 0 to 1",
+        e.num_kv_blocks_owned as f64 / e.num_kv_blocks.max(1) as f64,
+    );
+    page.count(
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        e.prefix_cache_queries as f64,
+    );
+    page.count(
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        e.prefix_cache_hits as f64,
+    );
+    page.count(
+        "vllm:num_preemptions",
+        "Sequences preempted",
+        e.num_preemptions as f64,
+    );
+    let (blocks, size) = (e.num_kv_blocks, e.block_size);
+    page.head("vllm:cache_config_info", "gauge", "Shape of the KV cache");
+    page.sample(
+        "vllm:cache_config_info",
+        &format!("block_size=\"{size}\",num_gpu_blocks=\"{blocks}\""),
+        1.0,
+    );
+    page.head(
+        "izar:kv_blocks",
+        "gauge",
+        "KV blocks: of sequences, holding reusable prefixes only, free",
+    );
+    let free = blocks.saturating_sub(e.num_kv_blocks_owned + e.num_kv_blocks_cached);
+    for (state, count) in [
+        ("owned", e.num_kv_blocks_owned),
+        ("cached", e.num_kv_blocks_cached),
+        ("free", free),
+    ] {
+        page.sample(
+            "izar:kv_blocks",
+            &format!("state=\"{state}\""),
+            count as f64,
         );
     }
+    page.gauge(
+        "izar:max_num_seqs",
+        "Most sequences in the running batch",
+        e.max_num_seqs as f64,
+    );
+}
 
-    fn tokens(&mut self, m: &Metrics) {
-        self.counter(
-            "vllm:prompt_tokens",
-            "Prompt tokens of submitted requests",
-            &m.prompt_tokens,
-        );
-        self.counter(
-            "vllm:prompt_tokens_cached",
-            "Prompt tokens whose KV came from the prefix cache",
-            &m.prompt_tokens_cached,
-        );
-        self.counter(
-            "vllm:generation_tokens",
-            "Tokens generated",
-            &m.generation_tokens,
-        );
+fn tokens(page: &mut Page, m: &Metrics) {
+    page.counter(
+        "vllm:prompt_tokens",
+        "Tokens of prompts, counted when the first token of an answer comes",
+        &m.prompt_tokens,
+    );
+    let name = "vllm:prompt_tokens_by_source_total";
+    page.head(
+        name,
+        "counter",
+        "Tokens of prompts, counted when the answer has ended, by where their KV came from",
+    );
+    for (source, count) in [
+        ("local_compute", m.prompt_tokens_computed.get()),
+        ("local_cache_hit", m.prompt_tokens_cached.get()),
+        ("external_kv_transfer", 0),
+    ] {
+        page.sample(name, &format!("source=\"{source}\""), count as f64);
     }
+    page.counter(
+        "vllm:prompt_tokens_cached",
+        "Tokens of prompts whose KV came from the prefix cache",
+        &m.prompt_tokens_cached,
+    );
+    page.counter(
+        "vllm:generation_tokens",
+        "Tokens generated",
+        &m.generation_tokens,
+    );
+}
 
-    fn latencies(&mut self, m: &Metrics) {
-        self.histogram(
+fn latencies(page: &mut Page, m: &Metrics) {
+    for (name, help, histogram) in [
+        (
             "vllm:time_to_first_token_seconds",
             "Request received to first token, server's clock",
             &m.time_to_first_token,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:inter_token_latency_seconds",
             "Gap between two output tokens, engine's clock",
             &m.inter_token_latency,
-        );
-        let help = "Per sequence: (end to end - first token) / (output tokens - 1)";
-        self.histogram(
+        ),
+        (
             "vllm:request_time_per_output_token_seconds",
-            help,
+            "Per sequence: (end to end - first token) / (output tokens - 1)",
             &m.time_per_output_token,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:e2e_request_latency_seconds",
             "Request received to last token, server's clock",
             &m.e2e_latency,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:request_queue_time_seconds",
             "Request received to claimed by the scheduler",
             &m.queue_time,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:request_prefill_time_seconds",
             "Claimed to first token",
             &m.prefill_time,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:request_decode_time_seconds",
             "First token to last token",
             &m.decode_time,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:request_inference_time_seconds",
             "Claimed to last token",
             &m.inference_time,
-        );
+        ),
+    ] {
+        page.histogram(name, help, histogram);
     }
+}
 
-    fn requests(&mut self, m: &Metrics) {
-        self.head(
-            "vllm:request_success_total",
-            "counter",
-            "Sequences finished, by reason",
-        );
-        for reason in FinishedReason::ALL {
-            let (labels, label, count) = (
-                &self.labels,
-                reason.label(),
-                m.finished[reason as usize].get(),
-            );
-            let _ = writeln!(
-                self.out,
-                "vllm:request_success_total{{{labels},finished_reason=\"{label}\"}} {count}"
-            );
-        }
-        self.histogram(
+fn requests(page: &mut Page, m: &Metrics) {
+    let name = "vllm:request_success_total";
+    page.head(name, "counter", "Sequences finished, by reason");
+    for reason in FinishedReason::ALL {
+        let label = format!("finished_reason=\"{}\"", reason.label());
+        page.sample(name, &label, m.finished[reason as usize].get() as f64);
+    }
+    for (name, help, histogram) in [
+        (
             "vllm:request_prompt_tokens",
             "Prompt length of a request",
             &m.request_prompt_tokens,
-        );
-        self.histogram(
+        ),
+        (
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt length of a request without what came from the prefix cache",
+            &m.request_prefill_computed_tokens,
+        ),
+        (
             "vllm:request_generation_tokens",
             "Output length of a sequence",
             &m.request_generation_tokens,
-        );
-        self.histogram(
+        ),
+        (
+            "vllm:request_max_num_generation_tokens",
+            "Output length of the longest of a request's sequences",
+            &m.request_max_generation_tokens,
+        ),
+        (
             "vllm:request_params_n",
             "`n` of a request",
             &m.request_params_n,
-        );
-        self.histogram(
+        ),
+        (
             "vllm:request_params_max_tokens",
             "Limit on the output of a sequence",
             &m.request_params_max_tokens,
-        );
+        ),
+    ] {
+        page.histogram(name, help, histogram);
     }
+}
 
-    fn ours(&mut self, m: &Metrics, g: &Gauges) {
-        self.counter(
-            "izar:admission_rejections",
-            "Requests refused because no ring slot was free",
-            &m.admission_rejections,
-        );
-        self.gauge(
-            "izar:ring_slots_in_use",
-            "Ring slots that hold a sequence",
-            g.ring_slots_in_use as f64,
-        );
-        self.gauge(
+fn steps(page: &mut Page, s: &StepStats) {
+    page.steps(
+        "vllm:iteration_tokens_total",
+        "Tokens computed in a step",
+        &s.tokens,
+        &StepStats::TOKEN_BOUNDS,
+        1.0,
+    );
+    for (name, help, histogram) in [
+        (
+            "izar:step_gap_seconds",
+            "End of a step to the start of the next, while there is work",
+            &s.gap_ns,
+        ),
+        (
+            "izar:step_planning_seconds",
+            "The scheduler planning and launching a step",
+            &s.planning_ns,
+        ),
+        (
+            "izar:step_forward_seconds",
+            "Forward pass of a step",
+            &s.forward_ns,
+        ),
+        (
+            "izar:step_sampling_seconds",
+            "Sampling of a step",
+            &s.sampling_ns,
+        ),
+        (
+            "izar:step_publishing_seconds",
+            "The scheduler publishing a step's tokens",
+            &s.publishing_ns,
+        ),
+    ] {
+        page.steps(name, help, histogram, &StepStats::TIME_BOUNDS_NS, 1e9);
+    }
+}
+
+fn front_end(page: &mut Page, m: &Metrics, g: &Gauges) {
+    let name = "izar:admission_rejections_total";
+    page.head(name, "counter", "Requests refused for want of room");
+    for shortage in Shortage::ALL {
+        let count = m.admission_rejections[shortage as usize].get();
+        let label = format!("reason=\"{}\"", shortage.label());
+        page.sample(name, &label, count as f64);
+    }
+    let name = "izar:http_responses_total";
+    page.head(name, "counter", "HTTP answers by status class");
+    for (class, count) in (1..).zip(&m.http_responses) {
+        page.sample(name, &format!("status=\"{class}xx\""), count.get() as f64);
+    }
+    page.gauge(
+        "izar:http_requests_in_flight",
+        "HTTP requests that are generating",
+        g.requests_in_flight as f64,
+    );
+    page.gauge(
+        "izar:engine_up",
+        "1 while the engine is ready and its heart beats",
+        f64::from(u8::from(g.engine_up)),
+    );
+    page.gauge(
+        "izar:engine_heartbeat_age_seconds",
+        "Time since the engine's heart was last seen to beat",
+        g.heartbeat_age_s,
+    );
+    page.head("izar:build_info", "gauge", "Version of this server");
+    let version = env!("CARGO_PKG_VERSION");
+    page.sample("izar:build_info", &format!("version=\"{version}\""), 1.0);
+}
+
+fn ring(page: &mut Page, r: &ClientStats) {
+    for (name, help, value) in [
+        (
             "izar:ring_slots",
             "Ring slots of this front end",
-            g.ring_slots as f64,
-        );
-        self.gauge(
-            "izar:http_requests_in_flight",
-            "HTTP requests that are generating",
-            g.requests_in_flight as f64,
-        );
-        self.gauge(
-            "izar:engine_up",
-            "1 while the engine is ready and its heart beats",
-            f64::from(u8::from(g.engine_up)),
-        );
+            r.num_slots.into(),
+        ),
+        (
+            "izar:ring_slots_in_use",
+            "Ring slots that hold a sequence",
+            r.slots_in_use.into(),
+        ),
+        (
+            "izar:ring_sequences_pending",
+            "Sequences whose first token has not come",
+            r.num_pending,
+        ),
+        (
+            "izar:ring_input_bytes",
+            "Room for prompts in the ring",
+            r.input_bytes,
+        ),
+        (
+            "izar:ring_input_used_bytes",
+            "Of which in use",
+            r.input_used_bytes,
+        ),
+        (
+            "izar:ring_output_bytes",
+            "Room for outputs in the ring",
+            r.output_bytes,
+        ),
+        (
+            "izar:ring_output_used_bytes",
+            "Of which in use",
+            r.output_used_bytes,
+        ),
+    ] {
+        page.gauge(name, help, value as f64);
     }
+    page.count(
+        "izar:ring_polls",
+        "Times the token reader has looked at the ring",
+        r.num_polls as f64,
+    );
+    page.count(
+        "izar:ring_polls_with_news",
+        "Of which found something",
+        r.num_polls_with_news as f64,
+    );
+}
 
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, "gauge", help);
-        let _ = writeln!(self.out, "{name}{{{}}} {value}", self.labels);
-    }
-
-    fn count(&mut self, name: &str, help: &str, value: u64) {
-        let name = format!("{name}_total");
-        self.head(&name, "counter", help);
-        let _ = writeln!(self.out, "{name}{{{}}} {value}", self.labels);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, counter: &Counter) {
-        self.count(name, help, counter.get());
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.head(name, "histogram", help);
-        let Self { out, labels } = self;
-        let (sum, count) = histogram.cumulative(|bound, count| {
-            let _ = if bound.is_finite() {
-                writeln!(out, "{name}_bucket{{{labels},le=\"{bound:?}\"}} {count}")
-            } else {
-                writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}")
-            };
-        });
-        let _ = writeln!(
-            out,
-            "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {count}"
-        );
+fn process(page: &mut Page, stats: &ProcessStats) {
+    page.count(
+        "process_cpu_seconds",
+        "User and system time of all threads",
+        stats.cpu_seconds,
+    );
+    for (name, help, value) in [
+        (
+            "process_resident_memory_bytes",
+            "Memory in RAM",
+            stats.resident_bytes as f64,
+        ),
+        (
+            "process_start_time_seconds",
+            "Start of the process, Unix time",
+            stats.start_time,
+        ),
+        (
+            "process_open_fds",
+            "Open file descriptors",
+            stats.num_open_fds as f64,
+        ),
+    ] {
+        page.gauge(name, help, value);
     }
 }
 
@@ -255,13 +389,20 @@ mod tests {
 
     #[test]
     fn page_has_one_type_line_per_name_and_a_value_on_every_sample() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(100);
         metrics.time_to_first_token.observe(2_000_000);
-        let page = render(&metrics, &Gauges::default(), "a\"b");
+        let mut gauges = Gauges {
+            process: ProcessStats::read(),
+            ..Gauges::default()
+        };
+        let steps = &mut gauges.engine.steps;
+        steps.gap_ns.observe(&StepStats::TIME_BOUNDS_NS, 1_500);
+        let page = render(&metrics, &gauges, "a\"b");
         let mut names = std::collections::HashSet::new();
         for line in page.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
-                assert!(names.insert(rest.to_owned()), "{line}");
+                let name = rest.split(' ').next().expect("a name");
+                assert!(names.insert(name.to_owned()), "{line}");
             } else if !line.starts_with('#') {
                 let (name, value) = line.rsplit_once(' ').expect("name and value");
                 assert!(
@@ -270,15 +411,21 @@ mod tests {
                 );
             }
         }
-        assert!(page.contains("vllm:time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",engine=\"0\",le=\"0.005\"} 1"), "{page}");
-        assert!(page.contains(
-            "vllm:time_to_first_token_seconds_sum{model_name=\"a\\\"b\",engine=\"0\"} 0.002"
-        ));
+        let labels = "model_name=\"a\\\"b\",engine=\"0\"";
+        for sample in [
+            format!("vllm:time_to_first_token_seconds_bucket{{{labels},le=\"0.005\"}} 1"),
+            format!("vllm:time_to_first_token_seconds_sum{{{labels}}} 0.002"),
+            format!("izar:step_gap_seconds_bucket{{{labels},le=\"1e-6\"}} 0"),
+            format!("izar:step_gap_seconds_bucket{{{labels},le=\"2e-6\"}} 1"),
+            format!("izar:step_gap_seconds_bucket{{{labels},le=\"+Inf\"}} 1"),
+        ] {
+            assert!(page.lines().any(|line| line == sample), "{sample}\n{page}");
+        }
     }
 
     #[test]
     fn every_finish_reason_is_there_from_the_start() {
-        let page = render(&Metrics::default(), &Gauges::default(), "m");
+        let page = render(&Metrics::new(100), &Gauges::default(), "m");
         for reason in ["stop", "length", "abort", "error"] {
             assert!(page.contains(&format!("finished_reason=\"{reason}\"}} 0")));
         }

@@ -65,6 +65,12 @@ pub struct Conversation<'a> {
 
 /// Renders and encodes a conversation.
 pub fn encode(app: &App, chat: &Conversation<'_>) -> Result<Vec<u32>, ApiError> {
+    if chat.messages.len() > app.max_messages {
+        return Err(ApiError::field(
+            "messages",
+            format!("must hold at most {} messages", app.max_messages),
+        ));
+    }
     let Some(encoder) = &app.model.chat else {
         return Err(ApiError::TemplateRefused {
             reason: "this model has no chat template; use /v1/completions, or start the server with --chat-template".to_owned(),

@@ -9,7 +9,7 @@ pub mod tokens;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -63,18 +63,13 @@ async fn prepare<T: Send + 'static>(
     }
 }
 
-/// Sends an answer the way the client asked for it. `x-request-id` is the answer's id.
+/// Sends an answer the way the client asked for it.
 async fn respond(answer: Answer, stream: StreamRequest) -> Result<Response, ApiError> {
-    let id = HeaderValue::from_str(answer.id());
-    let mut response = if stream.stream {
+    Ok(if stream.stream {
         events(Body::new(answer.stream(stream).await?))
     } else {
         json(Body::from(answer.whole().await?))
-    };
-    if let Ok(id) = id {
-        response.headers_mut().insert("x-request-id", id);
-    }
-    Ok(response)
+    })
 }
 
 fn events(body: Body) -> Response {

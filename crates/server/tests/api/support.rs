@@ -81,6 +81,17 @@ pub fn server_with(
     let (transport, engine) = MockEngine::in_process(ring, mock).expect("a ring");
     let client =
         Arc::new(RingClient::connect(transport, ClientOptions::default()).expect("a lease"));
+    let server = server_over(Arc::clone(&client), encoder, eos_token_ids, options);
+    (server, client, engine)
+}
+
+/// A server named `mock` over a client of one's own, not yet serving.
+pub fn server_over(
+    client: Arc<RingClient>,
+    encoder: ChatEncoder,
+    eos_token_ids: Vec<u32>,
+    options: ServerOptions,
+) -> Server {
     let model = ServedModel {
         names: vec!["mock".to_owned(), "other/name".to_owned()],
         root: "mock".to_owned(),
@@ -89,9 +100,5 @@ pub fn server_with(
         eos_token_ids,
         defaults: SamplingDefaults::default(),
     };
-    (
-        Server::new(model, Arc::clone(&client), options).expect("a server"),
-        client,
-        engine,
-    )
+    Server::new(model, client, options).expect("a server")
 }
