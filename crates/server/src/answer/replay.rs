@@ -11,7 +11,7 @@ use super::collect::Collector;
 use super::stream::Chunks;
 use super::submit::{self, Order};
 use crate::app::App;
-use crate::metrics::SequenceMeter;
+use crate::metrics::{PromptMeter, SequenceMeter};
 use crate::output::chunk::ChunkWriter;
 use crate::output::head::{Ending, Head, Usage};
 use crate::output::whole::{WholeChoice, body};
@@ -91,7 +91,8 @@ fn whole(app: &App, order: &Order, tokens: &[ReplayToken], head: &Head, usage: U
 /// Takes the tokens as they come and ends the choice, at the first stop or with the last token.
 fn run(app: &App, order: &Order, tokens: &[ReplayToken], sink: &mut impl Sink) {
     let rules = Arc::new(submit::stop_rules(app, &order.sampling));
-    let meter = SequenceMeter::start(Arc::clone(&app.metrics), Instant::now(), 0, 0);
+    let prompt_meter = PromptMeter::start(&app.metrics, 0, 1);
+    let meter = SequenceMeter::start(&prompt_meter, Instant::now(), 0);
     let mut choice = submit::choice(app, order, &order.prompts[0], 0, None, &rules, meter);
     choice.put_echo(sink);
     for together in tokens.chunk_by(|_, next| next.joins_previous) {
