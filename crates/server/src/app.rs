@@ -92,6 +92,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/ready", get(operations::health))
         .route("/metrics", get(operations::metrics))
         .route("/version", get(operations::version))
+        .route("/openapi.json", get(operations::openapi))
         .fallback(async || ApiError::NoSuchEndpoint)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed);
     // Outside of the keys: a browser's preflight carries none.

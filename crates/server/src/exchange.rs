@@ -28,7 +28,7 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 const MAX_PATH_BYTES: usize = 128;
 /// Paths that probes and scrapers ask for all the time: logged at level debug.
-const ROUTINE: [&str; 4] = ["/health", "/ready", "/metrics", "/version"];
+const ROUTINE: [&str; 5] = ["/health", "/ready", "/metrics", "/version", "/openapi.json"];
 
 tokio::task_local! {
     static CURRENT: Arc<Exchange>;

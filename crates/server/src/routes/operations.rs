@@ -1,7 +1,8 @@
-//! For operators: `GET /health` and `/ready`, `GET /metrics`, `GET /version`.
+//! For operators: `GET /health` and `/ready`, `GET /metrics`, `GET /version`, `GET /openapi.json`.
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -76,6 +77,11 @@ fn snapshot(status: &EngineStatus) -> EngineSnapshot {
         max_num_seqs: status.max_num_seqs.into(),
         steps: status.steps,
     }
+}
+
+/// What every endpoint takes and gives, as an OpenAPI document.
+pub async fn openapi() -> Response {
+    json(Body::from(include_str!("../../openapi.json")))
 }
 
 /// The server's version.

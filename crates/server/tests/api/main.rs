@@ -9,6 +9,7 @@ mod lifecycle;
 mod listening;
 mod logprobs;
 mod metrics;
+mod openapi;
 mod operations;
 mod prompts;
 mod refusals;

@@ -299,7 +299,7 @@ async fn any_of_several_keys_opens_the_api_and_operators_need_none() {
             .await;
         assert_eq!(answer.status.as_u16(), status, "{key}");
     }
-    for path in ["/health", "/ready", "/metrics", "/version"] {
+    for path in ["/health", "/ready", "/metrics", "/version", "/openapi.json"] {
         assert_eq!(harness.get(path).await.status, StatusCode::OK, "{path}");
     }
     assert_eq!(
