@@ -55,6 +55,11 @@ impl Detokenizer {
         self.core.push(self.tokenizer.bytes(), id, out);
     }
 
+    /// As [`Self::push`], but a control token is written out whatever the options say.
+    pub fn push_shown(&mut self, id: u32, out: &mut String) {
+        self.core.push_shown(self.tokenizer.bytes(), id, out);
+    }
+
     /// Ends the stream: an unfinished character becomes U+FFFD. The detokenizer is then as new, for a continuation.
     pub fn finish(&mut self, out: &mut String) {
         self.core.finish(out);
@@ -77,9 +82,12 @@ impl Core {
     }
 
     pub fn push(&mut self, table: &TokenBytes, id: u32, out: &mut String) {
-        if self.skip_special && table.is_special(id) {
-            return;
+        if !(self.skip_special && table.is_special(id)) {
+            self.push_shown(table, id, out);
         }
+    }
+
+    pub fn push_shown(&mut self, table: &TokenBytes, id: u32, out: &mut String) {
         let bytes = table.get(id);
         if !self.at_start || bytes.is_empty() {
             return self.feed(bytes, out);

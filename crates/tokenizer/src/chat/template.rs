@@ -104,8 +104,8 @@ impl ChatTemplate {
         self.sources.keys().map(String::as_str)
     }
 
-    /// Names and sources.
-    pub(super) fn sources(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// Names and sources, as the model gave them.
+    pub fn sources(&self) -> impl Iterator<Item = (&str, &str)> {
         self.sources
             .iter()
             .map(|(name, source)| (name.as_str(), source.as_str()))
