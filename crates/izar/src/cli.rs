@@ -160,6 +160,15 @@ pub struct ServeArgs {
     /// Where sampling defaults come from: the model's generation_config.json (auto) or OpenAI's values (vllm)
     #[arg(long, value_enum, default_value_t = DefaultsFrom::Auto, help_heading = "Server")]
     pub generation_config: DefaultsFrom,
+    /// How the model writes tool calls; auto asks its chat template
+    #[arg(long, value_enum, default_value_t = ToolCallParser::Auto, help_heading = "Server")]
+    pub tool_call_parser: ToolCallParser,
+    /// How the model writes its reasoning, which answers then carry apart; auto asks its chat template
+    #[arg(long, value_enum, default_value_t = ReasoningParser::Auto, help_heading = "Server")]
+    pub reasoning_parser: ReasoningParser,
+    /// Let requests bring chat templates of their own
+    #[arg(long, help_heading = "Server")]
+    pub trust_request_chat_template: bool,
 }
 
 /// `izar generate`.
@@ -381,6 +390,36 @@ pub enum DefaultsFrom {
     Auto,
     /// OpenAI's values.
     Vllm,
+}
+
+/// How the model writes tool calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ToolCallParser {
+    /// As its chat template tells.
+    Auto,
+    /// In no way that is known: the model's text is content.
+    None,
+    /// `<tool_call>{…}</tool_call>`: Hermes, Qwen2.5, Qwen3, QwQ.
+    Hermes,
+    /// `{"name": …, "parameters": …}`, also after `<|python_tag|>`: Llama 3.1 and later.
+    Llama3Json,
+    /// `functools[…]` or `<|tool_call|>[…]<|/tool_call|>`: Phi-4.
+    Phi4MiniJson,
+}
+
+/// How the model writes its reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ReasoningParser {
+    /// As its chat template tells.
+    Auto,
+    /// It does not, or it shall stay in the content.
+    None,
+    /// `<think>…</think>`: Qwen3, QwQ.
+    Qwen3,
+    /// All that comes before `</think>`: DeepSeek R1.
+    DeepseekR1,
 }
 
 fn share(text: &str) -> Result<f64, String> {

@@ -94,6 +94,7 @@ fn served_model(
     mut text: ModelText,
     defaults: SamplingDefaults,
 ) -> ServedModel {
+    let (tool_format, reasoning_format) = text::message_formats(args, &text);
     let chat = text::chat_encoder(&mut text);
     if chat.is_none() {
         tracing::warn!(
@@ -105,6 +106,8 @@ fn served_model(
         root: args.engine.model.display().to_string(),
         tokenizer: text.tokenizer,
         chat,
+        tool_format,
+        reasoning_format,
         eos_token_ids: text.eos_ids,
         defaults: match args.generation_config {
             DefaultsFrom::Auto => defaults,
@@ -136,6 +139,7 @@ fn options(args: &ServeArgs, api_keys: Vec<String>) -> Result<ServerOptions> {
             .map(|seconds| Duration::from_secs(seconds.into())),
         cors: cors.transpose()?,
         traces,
+        trust_request_chat_template: args.trust_request_chat_template,
         seed: args.engine.seed,
         shutdown_timeout: args.shutdown_timeout,
     })

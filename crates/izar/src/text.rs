@@ -4,8 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use izar_model::{Checkpoint, Gguf};
-use izar_server::SamplingDefaults;
+use izar_server::{ReasoningFormat, SamplingDefaults, ToolFormat};
 use izar_tokenizer::{ChatEncoder, ChatTemplate, GgufMetadata, GgufVocab, ModelText};
+
+use crate::cli::{ReasoningParser, ServeArgs, ToolCallParser};
 
 /// Loads the text side of `checkpoint`, which was opened from `path`; `template_file` replaces the model's chat template.
 pub fn load(
@@ -42,6 +44,31 @@ pub fn chat_encoder(text: &mut ModelText) -> Option<ChatEncoder> {
     text.template
         .take()
         .map(|template| ChatEncoder::new(tokenizer, template))
+}
+
+/// How the model writes tool calls and reasoning: what the flags say, or the first of its chat templates that tells.
+pub fn message_formats(
+    args: &ServeArgs,
+    text: &ModelText,
+) -> (Option<ToolFormat>, Option<ReasoningFormat>) {
+    let templates = || text.template.iter().flat_map(ChatTemplate::sources);
+    let tools = match args.tool_call_parser {
+        ToolCallParser::Auto => templates().find_map(|(_, source)| ToolFormat::detect(source)),
+        ToolCallParser::None => None,
+        ToolCallParser::Hermes => Some(ToolFormat::Hermes),
+        ToolCallParser::Llama3Json => Some(ToolFormat::Llama3Json),
+        ToolCallParser::Phi4MiniJson => Some(ToolFormat::Phi4),
+    };
+    let reasoning = match args.reasoning_parser {
+        ReasoningParser::Auto => {
+            templates().find_map(|(_, source)| ReasoningFormat::detect(source))
+        }
+        ReasoningParser::None => None,
+        ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
+        ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
+    };
+    tracing::info!("tool calls: {tools:?}, reasoning: {reasoning:?}");
+    (tools, reasoning)
 }
 
 /// What the model's generation configuration says about sampling, OpenAI's values where it is silent.

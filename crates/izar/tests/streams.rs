@@ -44,6 +44,8 @@ fn start(placement: Placement) -> (Router, CpuEngine, Arc<RingClient>) {
         root: "tiny".to_owned(),
         tokenizer: tokenizer(),
         chat: None,
+        tool_format: None,
+        reasoning_format: None,
         eos_token_ids: Vec::new(),
         defaults: SamplingDefaults::default(),
     };

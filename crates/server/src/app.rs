@@ -19,8 +19,9 @@ use crate::drain::Drain;
 use crate::error::ApiError;
 use crate::exchange;
 use crate::ids::IdSource;
+use crate::message::{ReasoningFormat, ToolFormat};
 use crate::metrics::Metrics;
-use crate::routes::{chat, completions, models, operations, tokens};
+use crate::routes::{chat, completions, models, operations, responses, tokens};
 use crate::trace::Tracer;
 
 /// The model as the front end knows it: its names and its text side. Never its weights.
@@ -33,6 +34,10 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Chats to prompts; without one, chat is refused.
     pub chat: Option<ChatEncoder>,
+    /// How the model writes tool calls; none, and they are not found in its text.
+    pub tool_format: Option<ToolFormat>,
+    /// How the model writes its reasoning; none, and it is not split off.
+    pub reasoning_format: Option<ReasoningFormat>,
     /// Every token that ends a sequence: of the configuration, the generation configuration and the tokenizer.
     pub eos_token_ids: Vec<u32>,
     /// Sampling where a request says nothing.
@@ -55,6 +60,7 @@ pub struct App {
     pub(crate) max_messages: usize,
     pub(crate) request_timeout: Option<Duration>,
     pub(crate) cors: Option<Cors>,
+    pub(crate) trust_request_chat_template: bool,
 }
 
 impl App {
@@ -78,6 +84,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/tokenize", post(tokens::tokenize))

@@ -71,6 +71,16 @@ impl Fields {
         self.members.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Looks at a member; `null` is absence.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.members.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Puts a member in, or replaces it.
+    pub fn put(&mut self, name: &str, value: impl Into<Value>) {
+        self.members.insert(name.to_owned(), value.into());
+    }
+
     /// Takes a boolean.
     pub fn take_bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {

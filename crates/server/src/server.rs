@@ -49,6 +49,8 @@ pub struct ServerOptions {
     pub cors: Option<Cors>,
     /// Where traces go; none are made without.
     pub traces: Option<TraceOptions>,
+    /// Whether requests may bring chat templates of their own.
+    pub trust_request_chat_template: bool,
     /// Makes the seeds of unseeded requests follow their order of arrival; none, and they are random.
     pub seed: Option<u64>,
     /// How long answers may take to end once the server shuts down.
@@ -66,6 +68,7 @@ impl Default for ServerOptions {
             request_timeout: None,
             cors: None,
             traces: None,
+            trust_request_chat_template: false,
             seed: None,
             shutdown_timeout: Duration::from_secs(30),
         }
@@ -119,6 +122,7 @@ impl Server {
             max_messages: options.max_messages,
             request_timeout: options.request_timeout,
             cors: options.cors,
+            trust_request_chat_template: options.trust_request_chat_template,
         };
         Ok(Self {
             app: Arc::new(app),

@@ -6,9 +6,10 @@ use izar_transport::client::{Finish, FinishReason, GeneratedToken, Progress, Req
 
 use super::failure::of_request;
 use crate::error::ApiError;
+use crate::message::{Delta, MessageParser};
 use crate::metrics::{EngineTimes, FinishedReason, SequenceMeter};
-use crate::output::assembler::{Assembler, StopRules, Stopped};
-use crate::output::head::{Ending, Piece, StopReason};
+use crate::output::assembler::{Assembler, Stopped};
+use crate::output::head::{Ending, Part, Piece, StopReason};
 use crate::output::logprobs::TokenEntry;
 
 /// Where pieces of choices go.
@@ -43,15 +44,36 @@ pub struct Wanted {
     pub token_ids: bool,
 }
 
+/// Takes a choice's text apart, for chats that have more than text.
+pub struct MessageReader {
+    parser: MessageParser,
+    /// Whether reasoning is left out.
+    hide_reasoning: bool,
+    /// What the ids of the choice's calls begin with.
+    call_id: String,
+}
+
+impl MessageReader {
+    /// A reader at the beginning of a choice; the ids of its calls begin with `call_id`.
+    pub fn new(parser: MessageParser, hide_reasoning: bool, call_id: String) -> Self {
+        Self {
+            parser,
+            hide_reasoning,
+            call_id,
+        }
+    }
+}
+
 /// One sequence and the text it has made.
 pub struct Choice {
     index: usize,
     /// The sequence in the ring. None once the choice ended, and where nothing is generated at all.
     handle: Option<RequestHandle>,
     assembler: Assembler,
-    rules: std::sync::Arc<StopRules>,
     meter: SequenceMeter,
     wanted: Wanted,
+    /// None where the text is all there is to a message.
+    reader: Option<MessageReader>,
     /// The prompt, until it is echoed.
     echo: Option<String>,
     stopped: Option<Stopped>,
@@ -70,18 +92,18 @@ impl Choice {
         index: usize,
         handle: Option<RequestHandle>,
         assembler: Assembler,
-        rules: std::sync::Arc<StopRules>,
         meter: SequenceMeter,
         wanted: Wanted,
+        reader: Option<MessageReader>,
         echo: Option<String>,
     ) -> Self {
         Self {
             index,
             handle,
             assembler,
-            rules,
             meter,
             wanted,
+            reader,
             echo,
             stopped: None,
             ended: false,
@@ -126,7 +148,7 @@ impl Choice {
                         return Step::Failed(error);
                     }
                 }
-                (Some(Stopped::Text(_)), _) => self.end("stop", None, sink),
+                (Some(Stopped::Text(_) | Stopped::Called), _) => self.end("stop", None, sink),
                 (Some(_), _) if surplus => self.end("stop", None, sink),
                 _ if sink.is_full() => return Step::Full,
                 _ => {}
@@ -142,8 +164,9 @@ impl Choice {
                 self.index,
                 0,
                 &Piece {
-                    text: &prompt,
-                    ..Piece::default()
+                    part: Part::Text(&prompt),
+                    entries: None,
+                    token_ids: None,
                 },
             );
         }
@@ -185,16 +208,65 @@ impl Choice {
 
     /// Hands on the text there is, with all tokens since the last piece.
     fn hand_on(&mut self, sink: &mut impl Sink) {
-        if !self.text.is_empty() {
-            sink.piece(self.index, self.num_tokens, &self.piece());
-            self.text.clear();
+        if self.text.is_empty() {
+            return;
+        }
+        match self.reader.take() {
+            None => {
+                sink.piece(
+                    self.index,
+                    self.num_tokens,
+                    &self.piece(Part::Text(&self.text)),
+                );
+                self.text.clear();
+                self.forget_tokens();
+            }
+            Some(mut reader) => {
+                let text = std::mem::take(&mut self.text);
+                let deltas = reader.parser.push(&text);
+                self.hand_on_deltas(deltas, reader.hide_reasoning, &reader.call_id, sink);
+                if reader.parser.is_over() && self.stopped.is_none() {
+                    self.stopped = Some(Stopped::Called);
+                }
+                self.text = text;
+                self.text.clear();
+                self.reader = Some(reader);
+            }
+        }
+    }
+
+    /// Hands on parts of the message; the tokens go with the first.
+    fn hand_on_deltas(
+        &mut self,
+        deltas: impl Iterator<Item = Delta>,
+        hide_reasoning: bool,
+        call_id: &str,
+        sink: &mut impl Sink,
+    ) {
+        for delta in deltas {
+            let id;
+            let part = match &delta {
+                Delta::Content(text) => Part::Text(text),
+                Delta::Reasoning(_) if hide_reasoning => continue,
+                Delta::Reasoning(text) => Part::Reasoning(text),
+                &Delta::Call { index, ref name } => {
+                    id = format!("{call_id}{index:02x}");
+                    Part::Call {
+                        index,
+                        id: &id,
+                        name,
+                    }
+                }
+                &Delta::Arguments { index, ref text } => Part::Arguments { index, text },
+            };
+            sink.piece(self.index, self.num_tokens, &self.piece(part));
             self.forget_tokens();
         }
     }
 
-    fn piece(&self) -> Piece<'_> {
+    fn piece<'a>(&'a self, part: Part<'a>) -> Piece<'a> {
         Piece {
-            text: &self.text,
+            part,
             entries: self.wanted.logprobs.then_some(&self.entries),
             token_ids: self.wanted.token_ids.then_some(&self.token_ids),
         }
@@ -246,24 +318,30 @@ impl Choice {
         times: Option<EngineTimes>,
         sink: &mut impl Sink,
     ) {
-        if !matches!(self.stopped, Some(Stopped::Text(_))) {
+        if !matches!(self.stopped, Some(Stopped::Text(_) | Stopped::Called)) {
             let stopped = self.assembler.finish(&mut self.text);
             self.stopped = stopped.or(self.stopped);
         }
         self.hand_on(sink);
-        let finish_reason = if self.stopped.is_some() {
-            "stop"
-        } else {
-            reason
+        let has_called = self.finish_message(sink);
+        let finish_reason = match self.stopped {
+            None => reason,
+            Some(_) => "stop",
         };
+        let is_stop = finish_reason == "stop";
         let ending = Ending {
-            finish_reason,
+            finish_reason: if is_stop && has_called {
+                "tool_calls"
+            } else {
+                finish_reason
+            },
             stop_reason: self.stop_reason(),
         };
-        sink.ending(self.index, self.num_tokens, &self.piece(), &ending);
+        let piece = self.piece(Part::Text(""));
+        sink.ending(self.index, self.num_tokens, &piece, &ending);
         self.forget_tokens();
         if self.handle.is_some() {
-            let reason = if finish_reason == "stop" {
+            let reason = if is_stop {
                 FinishedReason::Stop
             } else {
                 FinishedReason::Length
@@ -274,11 +352,23 @@ impl Choice {
         self.ended = true;
     }
 
+    /// Hands on what the reader held; returns whether the model called tools of its own choice.
+    fn finish_message(&mut self, sink: &mut impl Sink) -> bool {
+        let Some(mut reader) = self.reader.take() else {
+            return false;
+        };
+        let deltas = reader.parser.finish();
+        self.hand_on_deltas(deltas, reader.hide_reasoning, &reader.call_id, sink);
+        reader.parser.has_called()
+    }
+
     fn stop_reason(&self) -> Option<StopReason> {
         match self.stopped? {
-            Stopped::Eos => None,
+            Stopped::Eos | Stopped::Called => None,
             Stopped::Token(token) => Some(StopReason::Token(token)),
-            Stopped::Text(stop) => Some(StopReason::Text(self.rules.strings.text(stop).to_owned())),
+            Stopped::Text(stop) => Some(StopReason::Text(
+                self.assembler.rules().strings.text(stop).to_owned(),
+            )),
         }
     }
 }

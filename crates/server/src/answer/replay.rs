@@ -8,11 +8,12 @@ use izar_transport::client::{GeneratedToken, TokenLogprobs};
 
 use super::choice::Sink;
 use super::collect::Collector;
-use super::stream::Chunks;
+use super::stream::Events;
 use super::submit::{self, Order};
 use crate::app::App;
 use crate::metrics::{PromptMeter, SequenceMeter};
 use crate::output::chunk::ChunkWriter;
+use crate::output::events::EventWriter;
 use crate::output::head::{Ending, Head, Usage};
 use crate::output::whole::{WholeChoice, body};
 
@@ -57,21 +58,23 @@ fn events(app: &App, order: &Order, tokens: &[ReplayToken], head: Head, usage: U
     let writer = ChunkWriter::new(head, 1, order.stream.include_usage);
     let mut out = BytesMut::new();
     writer.put_role(&mut out, 0, None);
-    let mut chunks = Chunks {
+    let mut events = Events {
         out,
         writer,
         usage,
         continuous_usage: order.stream.continuous_usage,
         full_at: usize::MAX,
     };
-    run(app, order, tokens, &mut chunks);
-    chunks.writer.put_done(&mut chunks.out, &chunks.usage);
-    chunks.out.to_vec()
+    run(app, order, tokens, &mut events);
+    events.writer.done(&mut events.out, &events.usage);
+    events.out.to_vec()
 }
 
 fn whole(app: &App, order: &Order, tokens: &[ReplayToken], head: &Head, usage: Usage) -> Vec<u8> {
     let choice = WholeChoice {
         text: String::new(),
+        reasoning: String::new(),
+        calls: Vec::new(),
         entries: order.logprobs.is_some().then(Vec::new),
         token_ids: order.sampling.return_token_ids.then(Vec::new),
         prompt_token_ids: None,
@@ -90,7 +93,7 @@ fn whole(app: &App, order: &Order, tokens: &[ReplayToken], head: &Head, usage: U
 
 /// Takes the tokens as they come and ends the choice, at the first stop or with the last token.
 fn run(app: &App, order: &Order, tokens: &[ReplayToken], sink: &mut impl Sink) {
-    let rules = Arc::new(submit::stop_rules(app, &order.sampling));
+    let rules = Arc::new(submit::stop_rules(app, order));
     let prompt_meter = PromptMeter::start(&app.metrics, 0, 1);
     let meter = SequenceMeter::start(&prompt_meter, Instant::now(), 0);
     let mut choice = submit::choice(app, order, &order.prompts[0], 0, None, &rules, meter);

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use izar_transport::client::GeneratedToken;
+use serde_json::{Map, Value};
 use tokio::time::Sleep;
 
 use super::choice::{Choice, Sink, Step};
@@ -19,34 +20,37 @@ use crate::api::StreamRequest;
 use crate::deadline::Deadline;
 use crate::drain::InFlight;
 use crate::error::ApiError;
-use crate::output::chunk::{ChunkWriter, put_error};
+use crate::output::chunk::ChunkWriter;
+use crate::output::events::EventWriter;
 use crate::output::head::{Ending, Piece, Usage};
+use crate::output::response::{ResponseEvents, ResponseHead};
 
 /// A frame is sent when it has this many bytes, whatever more there is.
 const FRAME_BYTES: usize = 32 * 1024;
 
-/// Writes chunks to a buffer.
-pub(super) struct Chunks {
+/// Writes events to a buffer.
+pub(super) struct Events<W> {
     pub(super) out: BytesMut,
-    pub(super) writer: ChunkWriter,
+    pub(super) writer: W,
     pub(super) usage: Usage,
     pub(super) continuous_usage: bool,
     /// Bytes at which to send what there is.
     pub(super) full_at: usize,
 }
 
-impl Sink for Chunks {
+impl<W: EventWriter> Sink for Events<W> {
     fn piece(&mut self, index: usize, num_tokens: u64, piece: &Piece<'_>) {
         self.usage.completion_tokens += num_tokens;
         let usage = self.continuous_usage.then_some(&self.usage);
-        self.writer.put_piece(&mut self.out, index, piece, usage);
+        self.writer
+            .piece(&mut self.out, index, num_tokens, piece, usage);
     }
 
     fn ending(&mut self, index: usize, num_tokens: u64, piece: &Piece<'_>, ending: &Ending) {
         self.usage.completion_tokens += num_tokens;
         let usage = self.continuous_usage.then_some(&self.usage);
         self.writer
-            .put_ending(&mut self.out, index, piece, ending, usage);
+            .ending(&mut self.out, index, piece, ending, usage);
     }
 
     fn is_full(&self) -> bool {
@@ -58,8 +62,8 @@ impl Sink for Chunks {
 type Expiry = (Deadline, Pin<Box<Sleep>>);
 
 /// The body of a streamed answer.
-pub struct EventStream {
-    chunks: Chunks,
+pub struct EventStream<W> {
+    events: Events<W>,
     choices: Vec<Choice>,
     /// Choices that have not ended, those whose turn comes first in front.
     open: Vec<usize>,
@@ -75,20 +79,51 @@ impl Answer {
     ///
     /// # Errors
     /// Whatever failed before the first token: it is still time for a plain answer with a status of its own.
-    pub async fn stream(self, request: StreamRequest) -> Result<EventStream, ApiError> {
+    pub async fn stream(
+        self,
+        request: StreamRequest,
+    ) -> Result<EventStream<ChunkWriter>, ApiError> {
         let writer = ChunkWriter::new(self.head.clone(), self.choices.len(), request.include_usage);
         let mut out = BytesMut::new();
         for index in 0..self.choices.len() {
             writer.put_role(&mut out, index, self.prompt_ids_of(index));
         }
-        let roles = out.len();
+        self.stream_with(writer, out, request.continuous_usage)
+            .await
+    }
+
+    /// As [`Self::stream`], in the events of `/v1/responses`.
+    ///
+    /// # Errors
+    /// Whatever failed before the first token.
+    pub async fn stream_response(
+        self,
+        echo: Map<String, Value>,
+    ) -> Result<EventStream<ResponseEvents>, ApiError> {
+        let mut writer = ResponseEvents::new(ResponseHead {
+            head: self.head.clone(),
+            echo,
+        });
+        let mut out = BytesMut::new();
+        writer.put_begin(&mut out);
+        self.stream_with(writer, out, false).await
+    }
+
+    /// `out` holds what comes before the first token.
+    async fn stream_with<W: EventWriter>(
+        self,
+        writer: W,
+        out: BytesMut,
+        continuous_usage: bool,
+    ) -> Result<EventStream<W>, ApiError> {
+        let begun = out.len();
         let mut stream = EventStream {
-            chunks: Chunks {
+            events: Events {
                 out,
                 writer,
                 usage: self.usage,
-                continuous_usage: request.continuous_usage,
-                full_at: roles + FRAME_BYTES,
+                continuous_usage,
+                full_at: begun + FRAME_BYTES,
             },
             open: (0..self.choices.len()).collect(),
             choices: self.choices,
@@ -98,27 +133,27 @@ impl Answer {
             expiry: None,
             _in_flight: self.in_flight,
         };
-        let begun = poll_fn(|cx| match stream.fill(cx) {
-            Err(error) if stream.chunks.out.len() == roles => Poll::Ready(Err(error)),
+        let first = poll_fn(|cx| match stream.fill(cx) {
+            Err(error) if stream.events.out.len() == begun => Poll::Ready(Err(error)),
             Err(error) => {
                 stream.fail(&error);
                 Poll::Ready(Ok(()))
             }
-            Ok(()) if stream.chunks.out.len() > roles || stream.done => Poll::Ready(Ok(())),
+            Ok(()) if stream.events.out.len() > begun || stream.done => Poll::Ready(Ok(())),
             Ok(()) => Poll::Pending,
         });
-        Deadline::bound(self.deadline, begun).await?;
+        Deadline::bound(self.deadline, first).await?;
         stream.expiry = self.deadline.map(|deadline| (deadline, deadline.sleep()));
         Ok(stream)
     }
 }
 
-impl EventStream {
-    /// Writes the chunks of the tokens there are, and the end once every choice has ended. Where they are more than a frame, those of the
+impl<W: EventWriter> EventStream<W> {
+    /// Writes the events of the tokens there are, and the end once every choice has ended. Where they are more than a frame, those of the
     /// choices that come too late for it are left for the next: a client that does not read must not fill our memory.
     fn fill(&mut self, cx: &mut Context<'_>) -> Result<(), ApiError> {
         let Self {
-            chunks,
+            events,
             choices,
             open,
             scratch,
@@ -126,10 +161,10 @@ impl EventStream {
         } = self;
         let (mut failed, mut num_polled) = (None, 0);
         open.retain(|&index| {
-            if failed.is_some() || chunks.is_full() {
+            if failed.is_some() || events.is_full() {
                 return true;
             }
-            match choices[index].poll(cx, scratch, chunks) {
+            match choices[index].poll(cx, scratch, events) {
                 Step::Waiting | Step::Full => {
                     num_polled += 1;
                     true
@@ -146,10 +181,9 @@ impl EventStream {
         }
         open.rotate_left(num_polled);
         if open.is_empty() && !self.done {
-            self.chunks.usage.cached_tokens = cached_tokens(&self.choices, self.n);
-            self.chunks
-                .writer
-                .put_done(&mut self.chunks.out, &self.chunks.usage);
+            let events = &mut self.events;
+            events.usage.cached_tokens = cached_tokens(&self.choices, self.n);
+            events.writer.done(&mut events.out, &events.usage);
             self.done = true;
         }
         Ok(())
@@ -163,14 +197,14 @@ impl EventStream {
 
     /// Ends the stream with an error event; the other choices are cancelled.
     fn fail(&mut self, error: &ApiError) {
-        put_error(&mut self.chunks.out, error);
+        self.events.writer.error(&mut self.events.out, error);
         self.choices.clear();
         self.open.clear();
         self.done = true;
     }
 }
 
-impl Body for EventStream {
+impl<W: EventWriter + Unpin> Body for EventStream<W> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -185,14 +219,14 @@ impl Body for EventStream {
             this.fail(&error);
         }
         if !this.done
-            && !this.chunks.is_full()
+            && !this.events.is_full()
             && let Err(error) = this.fill(cx)
         {
             this.fail(&error);
         }
-        if !this.chunks.out.is_empty() {
-            this.chunks.full_at = FRAME_BYTES;
-            return Poll::Ready(Some(Ok(Frame::data(this.chunks.out.split().freeze()))));
+        if !this.events.out.is_empty() {
+            this.events.full_at = FRAME_BYTES;
+            return Poll::Ready(Some(Ok(Frame::data(this.events.out.split().freeze()))));
         }
         if this.done {
             Poll::Ready(None)
@@ -202,6 +236,6 @@ impl Body for EventStream {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.done && self.chunks.out.is_empty()
+        self.done && self.events.out.is_empty()
     }
 }

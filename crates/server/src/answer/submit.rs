@@ -6,7 +6,7 @@ use std::time::Instant;
 use izar_tokenizer::{Detokenizer, DetokenizerOptions, EncodeOptions};
 use izar_transport::client::{RequestHandle, SamplingParams, Submission};
 
-use super::choice::{Choice, Wanted};
+use super::choice::{Choice, MessageReader, Wanted};
 use super::{Answer, failure};
 use crate::admission::Admitted;
 use crate::api::{SamplingRequest, StreamRequest};
@@ -15,6 +15,7 @@ use crate::deadline::Deadline;
 use crate::drain::InFlight;
 use crate::error::{ApiError, Shortage};
 use crate::exchange::Exchange;
+use crate::message::{MessageFormat, MessageParser};
 use crate::metrics::{PromptMeter, SequenceMeter};
 use crate::output::assembler::{Assembler, StopRules};
 use crate::output::head::{Head, Shape, Usage};
@@ -44,6 +45,10 @@ pub struct Order {
     pub logprobs: Option<u32>,
     /// Whether the output goes on in the middle of a text.
     pub continuation: bool,
+    /// What the output's text is made of.
+    pub format: MessageFormat,
+    /// Whether reasoning is left out of the answer.
+    pub hide_reasoning: bool,
     /// Sampling and stopping.
     pub sampling: SamplingRequest,
     /// Streaming.
@@ -67,7 +72,7 @@ pub fn submit(
         .map(|prompt| token_limit(app, &order, prompt))
         .collect::<Result<_, _>>()?;
     let in_flight = in_flight.holding(admit(app, &order)?);
-    let rules = Arc::new(stop_rules(app, sampling));
+    let rules = Arc::new(stop_rules(app, &order));
     let bad_words = encode_bad_words(app, sampling);
     let mut choices = Vec::with_capacity(order.prompts.len() * sampling.n);
     for (prompt, &max_tokens) in order.prompts.iter().zip(&limits) {
@@ -99,15 +104,10 @@ pub fn submit(
     if let Some(exchange) = Exchange::current() {
         exchange.note_prompt_tokens(prompt_tokens);
     }
-    let prefix = if order.shape == Shape::Chat {
-        "chatcmpl-"
-    } else {
-        "cmpl-"
-    };
     Ok(Answer {
         head: Head {
             shape: order.shape,
-            id: app.ids.request_id(prefix),
+            id: app.ids.request_id(order.shape.id_prefix()),
             created: unix_seconds(),
             model: order.model,
             tokenizer: Arc::clone(&app.model.tokenizer),
@@ -147,10 +147,7 @@ fn admit(app: &App, order: &Order) -> Result<Admitted, ApiError> {
 /// How many tokens a prompt's sequences may produce.
 fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, ApiError> {
     let (max_model_len, prompt_tokens) = (app.limits.max_model_len, prompt.ids.len());
-    let param = match order.shape {
-        Shape::Chat => "messages",
-        Shape::Completion => "prompt",
-    };
+    let param = order.shape.prompt_param();
     if prompt_tokens == 0 {
         return Err(ApiError::field(param, "must make at least one token"));
     }
@@ -178,8 +175,16 @@ fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, A
     Ok(wanted)
 }
 
-pub(super) fn stop_rules(app: &App, sampling: &SamplingRequest) -> StopRules {
+pub(super) fn stop_rules(app: &App, order: &Order) -> StopRules {
+    let sampling = &order.sampling;
+    let tokenizer = &app.model.tokenizer;
     StopRules {
+        shown_token_ids: order
+            .format
+            .markers()
+            .filter_map(|marker| tokenizer.token_to_id(marker))
+            .filter(|&id| tokenizer.is_special(id))
+            .collect(),
         strings: Arc::new(StopSet::new(&sampling.stop, sampling.include_stop)),
         token_ids: sampling.stop_token_ids.clone(),
         eos_token_ids: if sampling.ignore_eos {
@@ -276,13 +281,17 @@ pub(super) fn choice(
         logprobs: order.logprobs.is_some(),
         token_ids: order.sampling.return_token_ids,
     };
+    let reader = (!order.format.is_plain()).then(|| {
+        let parser = MessageParser::new(&order.format);
+        MessageReader::new(parser, order.hide_reasoning, app.ids.request_id("call_"))
+    });
     Choice::new(
         index,
         handle,
         assembler,
-        Arc::clone(rules),
         meter,
         wanted,
+        reader,
         prompt.echo.clone(),
     )
 }

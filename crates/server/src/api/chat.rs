@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::messages::take_messages;
+use super::tools::ToolsRequest;
 use super::{Limits, MAX_LOGPROBS, SamplingRequest, StreamRequest, refuse_unless};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -14,14 +15,14 @@ pub struct ChatRequest {
     pub model: Option<String>,
     /// The conversation, as templates read it.
     pub messages: Vec<Value>,
-    /// Tools for the template to list.
-    pub tools: Vec<Value>,
-    /// Whether the prompt ends where an answer begins.
-    pub add_generation_prompt: bool,
-    /// Whether the answer continues the last message.
-    pub continue_final_message: bool,
-    /// Further variables of the template.
-    pub template_kwargs: Map<String, Value>,
+    /// Tools, and whether they are to be called.
+    pub tools: ToolsRequest,
+    /// How the prompt is made of the conversation.
+    pub template: TemplateRequest,
+    /// Whether the answer begins with the text of the assistant's message that it continues.
+    pub echo: bool,
+    /// Whether the model's reasoning is part of the answer.
+    pub include_reasoning: bool,
     /// Limit on output tokens; none is what the context has room for.
     pub max_tokens: Option<u32>,
     /// Logprobs wanted: none, or the number of alternatives.
@@ -38,24 +39,24 @@ impl ChatRequest {
     /// # Errors
     /// [`ApiError::MalformedJson`], [`ApiError::NotAnObject`], [`ApiError::InvalidField`].
     pub fn parse(body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        Self::take(Fields::parse(body)?, limits)
+    }
+
+    /// Takes a request out of its members.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidField`].
+    pub fn take(mut fields: Fields, limits: &Limits) -> Result<Self, ApiError> {
         let f = &mut fields;
         let messages = take_messages(f)?;
-        let (add_generation_prompt, continue_final_message) = take_prompt_end(f)?;
-        refuse_unless(f, "echo", &[Value::Bool(false)], "is not served for chat")?;
-        refuse_unless(
-            f,
-            "chat_template",
-            &[],
-            "is not served: the server's own template is used",
-        )?;
+        refuse_other_media(f)?;
         let request = Self {
             model: f.take_string("model")?,
             messages,
-            tools: take_tools(f)?,
-            add_generation_prompt,
-            continue_final_message,
-            template_kwargs: take_kwargs(f)?,
+            tools: ToolsRequest::take(f)?,
+            template: TemplateRequest::take(f)?,
+            echo: f.take_bool("echo")?.unwrap_or(false),
+            include_reasoning: f.take_bool("include_reasoning")?.unwrap_or(true),
             max_tokens: take_max_tokens(f)?,
             logprobs: take_logprobs(f)?,
             sampling: SamplingRequest::take(f, limits)?,
@@ -85,15 +86,57 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn take_prompt_end(fields: &mut Fields) -> Result<(bool, bool), ApiError> {
-    let resume = fields.take_bool("continue_final_message")?.unwrap_or(false);
-    match fields.take_bool("add_generation_prompt")? {
-        Some(true) if resume => Err(fields.error(
-            "continue_final_message",
-            "and `add_generation_prompt` exclude each other",
-        )),
-        add => Ok((add.unwrap_or(!resume), resume)),
+/// How a prompt is made of a conversation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TemplateRequest {
+    /// Whether the prompt ends where an answer begins.
+    pub add_generation_prompt: bool,
+    /// Whether the answer continues the last message.
+    pub continue_final_message: bool,
+    /// A template to use instead of the model's own, or the name of one of the model's.
+    pub chat_template: Option<String>,
+    /// Further variables of the template.
+    pub kwargs: Map<String, Value>,
+    /// Documents for templates that take them.
+    pub documents: Option<Vec<Value>>,
+}
+
+impl TemplateRequest {
+    /// Takes the members that templates are about.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidField`].
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let continue_final_message = fields.take_bool("continue_final_message")?.unwrap_or(false);
+        let add_generation_prompt = match fields.take_bool("add_generation_prompt")? {
+            Some(true) if continue_final_message => {
+                return Err(fields.error(
+                    "continue_final_message",
+                    "and `add_generation_prompt` exclude each other",
+                ));
+            }
+            add => add.unwrap_or(!continue_final_message),
+        };
+        let mut kwargs = take_kwargs(fields)?;
+        if let Some(effort) = fields.take_string("reasoning_effort")? {
+            apply_reasoning_effort(&mut kwargs, &effort);
+        }
+        Ok(Self {
+            add_generation_prompt,
+            continue_final_message,
+            chat_template: fields.take_string("chat_template")?,
+            kwargs,
+            documents: take_documents(fields)?,
+        })
     }
+}
+
+/// Some templates read the effort itself, others only whether to think at all; what a request says of either wins.
+pub fn apply_reasoning_effort(kwargs: &mut Map<String, Value>, effort: &str) {
+    if effort == "none" {
+        kwargs.entry("enable_thinking").or_insert(false.into());
+    }
+    kwargs.entry("reasoning_effort").or_insert(effort.into());
 }
 
 fn take_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
@@ -104,23 +147,30 @@ fn take_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// Tools may be listed to the model, but calls are not parsed out of its answers: where the client expects that, say no.
-fn take_tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    let choice = fields.take("tool_choice");
-    match fields.take("tools") {
-        None => Ok(Vec::new()),
-        Some(Value::Array(tools)) if tools.iter().all(Value::is_object) => {
-            if tools.is_empty() || choice == Some(Value::from("none")) {
-                Ok(tools)
-            } else {
-                Err(fields.error(
-                    "tools",
-                    "is only served with `tool_choice` \"none\": tool calls are not available",
-                ))
-            }
+fn take_documents(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
+    match fields.take("documents") {
+        None => Ok(None),
+        Some(Value::Array(documents)) if documents.iter().all(Value::is_object) => {
+            Ok(Some(documents))
         }
-        Some(_) => Err(fields.error("tools", "must be a list of objects")),
+        Some(_) => Err(fields.error("documents", "must be a list of objects")),
     }
+}
+
+/// Text in, text out.
+fn refuse_other_media(fields: &mut Fields) -> Result<(), ApiError> {
+    refuse_unless(
+        fields,
+        "modalities",
+        &[serde_json::json!(["text"])],
+        "must be [\"text\"]: this server makes text alone",
+    )?;
+    refuse_unless(
+        fields,
+        "audio",
+        &[],
+        "is not served: this server makes text alone",
+    )
 }
 
 #[cfg(test)]
@@ -191,7 +241,8 @@ mod tests {
     #[test]
     fn continuing_a_message_excludes_a_new_one() {
         let request = parse(r#","continue_final_message":true"#).expect("valid");
-        assert!(request.continue_final_message && !request.add_generation_prompt);
+        let template = request.template;
+        assert!(template.continue_final_message && !template.add_generation_prompt);
         assert_eq!(
             refused(r#","continue_final_message":true,"add_generation_prompt":true"#),
             "continue_final_message"
@@ -204,16 +255,29 @@ mod tests {
     }
 
     #[test]
-    fn tools_that_would_need_parsing_are_refused() {
-        let tools = r#","tools":[{"type":"function"}]"#;
-        assert_eq!(refused(tools), "tools");
+    fn reasoning_effort_reaches_the_template_and_none_turns_thinking_off() {
+        let kwargs = |extra: &str| parse(extra).expect(extra).template.kwargs;
         assert_eq!(
-            parse(&format!(r#"{tools},"tool_choice":"none""#))
-                .expect("valid")
-                .tools
-                .len(),
-            1
+            kwargs(r#","reasoning_effort":"low""#),
+            serde_json::json!({"reasoning_effort": "low"})
+                .as_object()
+                .cloned()
+                .expect("an object")
         );
-        assert!(parse(r#","tools":[],"tool_choice":null"#).is_ok());
+        let none = kwargs(r#","reasoning_effort":"none","chat_template_kwargs":{"x":1}"#);
+        assert_eq!(
+            (&none["enable_thinking"], &none["x"]),
+            (&false.into(), &1.into())
+        );
+        let both =
+            kwargs(r#","reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}"#);
+        assert_eq!(both["enable_thinking"], true);
+    }
+
+    #[test]
+    fn media_other_than_text_are_refused() {
+        assert_eq!(refused(r#","modalities":["text","audio"]"#), "modalities");
+        assert_eq!(refused(r#","audio":{"voice":"x"}"#), "audio");
+        assert!(parse(r#","modalities":["text"]"#).is_ok());
     }
 }

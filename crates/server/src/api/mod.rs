@@ -3,12 +3,16 @@
 mod chat;
 mod completion;
 mod messages;
+mod responses;
 mod sampling;
+mod tools;
 
-pub use chat::ChatRequest;
+pub use chat::{ChatRequest, TemplateRequest};
 pub use completion::{CompletionRequest, Prompt};
 pub use messages::take_messages;
+pub use responses::ResponsesRequest;
 pub use sampling::{SamplingDefaults, SamplingRequest, StreamRequest};
+pub use tools::{ToolChoice, ToolsRequest};
 
 use crate::error::ApiError;
 use crate::fields::Fields;

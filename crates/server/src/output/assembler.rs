@@ -18,6 +18,8 @@ pub struct StopRules {
     pub token_ids: Vec<u32>,
     /// The model's end-of-sequence tokens; empty where the client ignores them.
     pub eos_token_ids: Vec<u32>,
+    /// Control tokens whose text is shown all the same: markup that the message is taken apart by.
+    pub shown_token_ids: Vec<u32>,
     /// Whether a stop token's text stays in the output.
     pub include_stop: bool,
     /// Nothing stops a choice before it has this many tokens.
@@ -33,6 +35,8 @@ pub enum Stopped {
     Token(u32),
     /// A stop string: its index in the [`StopSet`].
     Text(usize),
+    /// The only call that was wanted is complete.
+    Called,
 }
 
 /// The state of one choice's text.
@@ -60,6 +64,11 @@ impl Assembler {
         }
     }
 
+    /// What may end the choice.
+    pub fn rules(&self) -> &Arc<StopRules> {
+        &self.rules
+    }
+
     /// Characters of text before the next token.
     pub fn num_chars(&self) -> usize {
         self.num_chars
@@ -76,7 +85,11 @@ impl Assembler {
         };
         if stopped.is_none() || self.rules.include_stop {
             self.fresh.clear();
-            self.detokenizer.push(token, &mut self.fresh);
+            if self.rules.shown_token_ids.contains(&token) {
+                self.detokenizer.push_shown(token, &mut self.fresh);
+            } else {
+                self.detokenizer.push(token, &mut self.fresh);
+            }
             if let Some(stop) = self.match_fresh(may_stop, out) {
                 return Some(Stopped::Text(stop));
             }

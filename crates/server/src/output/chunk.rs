@@ -5,7 +5,8 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::head::{Ending, Head, Piece, Shape, Usage, put_ids};
+use super::events::EventWriter;
+use super::head::{Ending, Head, Part, Piece, Shape, Usage, put_ids};
 use super::json::put_string;
 use crate::error::ApiError;
 
@@ -14,7 +15,7 @@ pub struct ChunkWriter {
     head: Head,
     /// `data: {"id":…,"model":…,"choices":[`.
     open: Vec<u8>,
-    /// For each choice, `open` and the choice up to its text.
+    /// For each choice, `open` and the choice up to its text or the members of its delta.
     open_choice: Vec<Vec<u8>>,
     /// Whether chunks carry a usage, null on ordinary ones.
     include_usage: bool,
@@ -24,15 +25,15 @@ impl ChunkWriter {
     /// A writer for an answer of `num_choices`.
     pub fn new(head: Head, num_choices: usize, include_usage: bool) -> Self {
         let object = match head.shape {
-            Shape::Chat => "chat.completion.chunk",
             Shape::Completion => "text_completion",
+            Shape::Chat | Shape::Response => "chat.completion.chunk",
         };
         let mut open = BytesMut::from(&b"data: {"[..]);
         head.put_identity(&mut open, object);
         open.put_slice(b",\"choices\":[");
         let before_text = match head.shape {
-            Shape::Chat => "\"delta\":{\"content\":",
             Shape::Completion => "\"text\":",
+            Shape::Chat | Shape::Response => "\"delta\":{",
         };
         let open_choice = |index: usize| {
             [
@@ -64,62 +65,6 @@ impl ChunkWriter {
         self.close(out, None);
     }
 
-    /// A piece of a choice's text.
-    pub fn put_piece(
-        &self,
-        out: &mut BytesMut,
-        index: usize,
-        piece: &Piece<'_>,
-        usage: Option<&Usage>,
-    ) {
-        out.put_slice(&self.open_choice[index]);
-        put_string(out, piece.text);
-        if self.head.shape == Shape::Chat {
-            out.put_u8(b'}');
-        }
-        self.head.put_logprobs(out, piece.entries);
-        out.put_slice(b",\"finish_reason\":null");
-        put_ids(out, "token_ids", piece.token_ids);
-        out.put_slice(b"}]");
-        self.close(out, usage);
-    }
-
-    /// The last chunk of a choice: no text, and why it ended. Tokens that made no text come with it.
-    pub fn put_ending(
-        &self,
-        out: &mut BytesMut,
-        index: usize,
-        piece: &Piece<'_>,
-        ending: &Ending,
-        usage: Option<&Usage>,
-    ) {
-        match self.head.shape {
-            Shape::Chat => {
-                out.put_slice(&self.open);
-                out.put_slice(format!("{{\"index\":{index},\"delta\":{{}}").as_bytes());
-            }
-            Shape::Completion => {
-                out.put_slice(&self.open_choice[index]);
-                out.put_slice(b"\"\"");
-            }
-        }
-        self.head.put_logprobs(out, piece.entries);
-        ending.put(out);
-        put_ids(out, "token_ids", piece.token_ids);
-        out.put_slice(b"}]");
-        self.close(out, usage);
-    }
-
-    /// The end of the answer: the usage where it was asked for, and `[DONE]`.
-    pub fn put_done(&self, out: &mut BytesMut, usage: &Usage) {
-        if self.include_usage {
-            out.put_slice(&self.open);
-            out.put_u8(b']');
-            self.close(out, Some(usage));
-        }
-        out.put_slice(b"data: [DONE]\n\n");
-    }
-
     fn close(&self, out: &mut BytesMut, usage: Option<&Usage>) {
         if self.include_usage {
             out.put_slice(b",\"usage\":");
@@ -132,9 +77,65 @@ impl ChunkWriter {
     }
 }
 
-/// An error after the first token: an event of its own, after which the stream closes without `[DONE]`.
-pub fn put_error(out: &mut BytesMut, error: &ApiError) {
-    out.put_slice(b"data: ");
-    out.put_slice(error.body().to_string().as_bytes());
-    out.put_slice(b"\n\n");
+impl EventWriter for ChunkWriter {
+    fn piece(
+        &mut self,
+        out: &mut BytesMut,
+        index: usize,
+        _num_tokens: u64,
+        piece: &Piece<'_>,
+        usage: Option<&Usage>,
+    ) {
+        out.put_slice(&self.open_choice[index]);
+        match (self.head.shape, piece.part) {
+            (Shape::Completion, Part::Text(text)) => put_string(out, text),
+            (_, part) => {
+                part.put_delta(out);
+                out.put_u8(b'}');
+            }
+        }
+        self.head.put_logprobs(out, piece.entries);
+        out.put_slice(b",\"finish_reason\":null");
+        put_ids(out, "token_ids", piece.token_ids);
+        out.put_slice(b"}]");
+        self.close(out, usage);
+    }
+
+    /// Tokens that made no text come with the last chunk.
+    fn ending(
+        &mut self,
+        out: &mut BytesMut,
+        index: usize,
+        piece: &Piece<'_>,
+        ending: &Ending,
+        usage: Option<&Usage>,
+    ) {
+        out.put_slice(&self.open_choice[index]);
+        out.put_slice(match self.head.shape {
+            Shape::Completion => &b"\"\""[..],
+            Shape::Chat | Shape::Response => b"}",
+        });
+        self.head.put_logprobs(out, piece.entries);
+        ending.put(out);
+        put_ids(out, "token_ids", piece.token_ids);
+        out.put_slice(b"}]");
+        self.close(out, usage);
+    }
+
+    /// The usage where it was asked for, and `[DONE]`.
+    fn done(&mut self, out: &mut BytesMut, usage: &Usage) {
+        if self.include_usage {
+            out.put_slice(&self.open);
+            out.put_u8(b']');
+            self.close(out, Some(usage));
+        }
+        out.put_slice(b"data: [DONE]\n\n");
+    }
+
+    /// An event of its own; there is no `[DONE]` after it.
+    fn error(&mut self, out: &mut BytesMut, error: &ApiError) {
+        out.put_slice(b"data: ");
+        out.put_slice(error.body().to_string().as_bytes());
+        out.put_slice(b"\n\n");
+    }
 }

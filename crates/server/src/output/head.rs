@@ -8,21 +8,23 @@ use izar_tokenizer::Tokenizer;
 use super::json::{put_list, put_string, put_uint};
 use super::logprobs::{TokenEntry, put_chat, put_completion};
 
-/// Which of OpenAI's two answers this is.
+/// Which of OpenAI's answers this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// `chat.completion` and `chat.completion.chunk`.
     Chat,
     /// `text_completion`.
     Completion,
+    /// `response` and its events.
+    Response,
 }
 
 /// The identity of an answer.
 #[derive(Clone)]
 pub struct Head {
-    /// Which of the two answers.
+    /// Which answer.
     pub shape: Shape,
-    /// `chatcmpl-…` or `cmpl-…`; the same on every chunk.
+    /// `chatcmpl-…`, `cmpl-…` or `resp_…`; the same on every chunk.
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
@@ -46,7 +48,7 @@ pub struct Usage {
 /// Why a choice ended, in OpenAI's words and vLLM's `stop_reason`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub finish_reason: &'static str,
     /// What stopped it, beside the model's own end of sequence.
     pub stop_reason: Option<StopReason>,
@@ -61,15 +63,106 @@ pub enum StopReason {
     Token(u32),
 }
 
-/// A piece of one choice: text and what belongs to the tokens that made it.
-#[derive(Debug, Clone, Copy, Default)]
+/// A part of a message. Completions have text alone.
+#[derive(Debug, Clone, Copy)]
+pub enum Part<'a> {
+    /// Text for the reader.
+    Text(&'a str),
+    /// The model's reasoning.
+    Reasoning(&'a str),
+    /// A call begins.
+    Call {
+        /// Which call of the message, from 0.
+        index: usize,
+        /// What the tool's answer will refer to.
+        id: &'a str,
+        /// The tool.
+        name: &'a str,
+    },
+    /// More of the arguments of a call.
+    Arguments {
+        /// Which call of the message.
+        index: usize,
+        /// JSON, cut anywhere.
+        text: &'a str,
+    },
+}
+
+/// A piece of one choice: a part of its message and what belongs to the tokens that made it.
+#[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
-    /// Text; may be empty.
-    pub text: &'a str,
+    /// The part; of an ending, an empty text.
+    pub part: Part<'a>,
     /// Log probabilities of the tokens, where they were asked for.
     pub entries: Option<&'a [TokenEntry]>,
     /// Ids of the tokens, where they were asked for.
     pub token_ids: Option<&'a [u32]>,
+}
+
+impl Shape {
+    /// What the ids of such answers begin with.
+    pub fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completion => "cmpl-",
+            Self::Response => "resp_",
+        }
+    }
+
+    /// The member of a request that holds the prompt.
+    pub fn prompt_param(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Completion => "prompt",
+            Self::Response => "input",
+        }
+    }
+}
+
+impl Part<'_> {
+    /// Appends the part as a member of chat's `delta`.
+    pub fn put_delta(&self, out: &mut BytesMut) {
+        match *self {
+            Self::Text(text) => {
+                out.put_slice(b"\"content\":");
+                put_string(out, text);
+            }
+            Self::Reasoning(text) => put_reasoning(out, text),
+            Self::Call { index, id, name } => {
+                out.put_slice(b"\"tool_calls\":[{\"index\":");
+                put_uint(out, index as u64);
+                out.put_u8(b',');
+                put_call(out, id, name, "");
+                out.put_slice(b"}]");
+            }
+            Self::Arguments { index, text } => {
+                out.put_slice(b"\"tool_calls\":[{\"index\":");
+                put_uint(out, index as u64);
+                out.put_slice(b",\"function\":{\"arguments\":");
+                put_string(out, text);
+                out.put_slice(b"}}]");
+            }
+        }
+    }
+}
+
+/// Appends reasoning under both of its names: vLLM's newer one, and the one that most clients read.
+pub fn put_reasoning(out: &mut BytesMut, text: &str) {
+    out.put_slice(b"\"reasoning_content\":");
+    put_string(out, text);
+    out.put_slice(b",\"reasoning\":");
+    put_string(out, text);
+}
+
+/// Appends the members of a call.
+pub fn put_call(out: &mut BytesMut, id: &str, name: &str, arguments: &str) {
+    out.put_slice(b"\"id\":");
+    put_string(out, id);
+    out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+    put_string(out, name);
+    out.put_slice(b",\"arguments\":");
+    put_string(out, arguments);
+    out.put_u8(b'}');
 }
 
 impl Head {
@@ -78,7 +171,9 @@ impl Head {
         out.put_slice(b",\"logprobs\":");
         match (entries, self.shape) {
             (None | Some([]), _) => out.put_slice(b"null"),
-            (Some(entries), Shape::Chat) => put_chat(out, &self.tokenizer, entries),
+            (Some(entries), Shape::Chat | Shape::Response) => {
+                put_chat(out, &self.tokenizer, entries)
+            }
             (Some(entries), Shape::Completion) => put_completion(out, &self.tokenizer, entries),
         }
     }

@@ -24,6 +24,12 @@ pub struct TokenEntry {
 /// Appends chat's form: `{"content":[{"token","logprob","bytes","top_logprobs"}],"refusal":null}`.
 pub fn put_chat(out: &mut BytesMut, tokenizer: &Tokenizer, entries: &[TokenEntry]) {
     out.put_slice(b"{\"content\":");
+    put_chat_entries(out, tokenizer, entries);
+    out.put_slice(b",\"refusal\":null}");
+}
+
+/// Appends `[{"token","logprob","bytes","top_logprobs"}]`.
+pub fn put_chat_entries(out: &mut BytesMut, tokenizer: &Tokenizer, entries: &[TokenEntry]) {
     put_list(out, entries, |out, entry| {
         out.put_u8(b'{');
         put_chat_token(out, tokenizer, entry.token, entry.logprobs.sampled);
@@ -35,7 +41,6 @@ pub fn put_chat(out: &mut BytesMut, tokenizer: &Tokenizer, entries: &[TokenEntry
         });
         out.put_u8(b'}');
     });
-    out.put_slice(b",\"refusal\":null}");
 }
 
 fn put_chat_token(out: &mut BytesMut, tokenizer: &Tokenizer, token: u32, logprob: f32) {

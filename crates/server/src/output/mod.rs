@@ -2,8 +2,10 @@
 
 pub mod assembler;
 pub mod chunk;
+pub mod events;
 pub mod head;
 pub mod json;
 pub mod logprobs;
+pub mod response;
 pub mod stop;
 pub mod whole;

@@ -2,15 +2,30 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::head::{Ending, Head, Piece, Shape, Usage, put_ids};
+use super::head::{Ending, Head, Part, Piece, Shape, Usage, put_call, put_ids, put_reasoning};
 use super::json::{put_list, put_string, put_uint};
 use super::logprobs::TokenEntry;
+
+/// A call, complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// What the tool's answer will refer to.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// JSON.
+    pub arguments: String,
+}
 
 /// A finished choice.
 #[derive(Debug)]
 pub struct WholeChoice {
-    /// All of its text.
+    /// All of its text for the reader.
     pub text: String,
+    /// All of its reasoning.
+    pub reasoning: String,
+    /// All of its calls.
+    pub calls: Vec<ToolCall>,
     /// Log probabilities of all of its tokens, where they were asked for.
     pub entries: Option<Vec<TokenEntry>>,
     /// Ids of all of its tokens, where they were asked for.
@@ -24,7 +39,16 @@ pub struct WholeChoice {
 impl WholeChoice {
     /// Appends a piece to the choice.
     pub fn append(&mut self, piece: &Piece<'_>) {
-        self.text.push_str(piece.text);
+        match piece.part {
+            Part::Text(text) => self.text.push_str(text),
+            Part::Reasoning(text) => self.reasoning.push_str(text),
+            Part::Call { id, name, .. } => self.calls.push(ToolCall {
+                id: id.to_owned(),
+                name: name.to_owned(),
+                arguments: String::new(),
+            }),
+            Part::Arguments { index, text } => self.calls[index].arguments.push_str(text),
+        }
         if let (Some(all), Some(entries)) = (&mut self.entries, piece.entries) {
             all.extend_from_slice(entries);
         }
@@ -36,11 +60,14 @@ impl WholeChoice {
 
 /// The whole body.
 pub fn body(head: &Head, choices: &[WholeChoice], usage: &Usage) -> BytesMut {
-    let text_bytes: usize = choices.iter().map(|choice| choice.text.len()).sum();
+    let text_bytes: usize = choices
+        .iter()
+        .map(|choice| choice.text.len() + choice.reasoning.len())
+        .sum();
     let mut out = BytesMut::with_capacity(512 + text_bytes + text_bytes / 8);
     let object = match head.shape {
-        Shape::Chat => "chat.completion",
         Shape::Completion => "text_completion",
+        Shape::Chat | Shape::Response => "chat.completion",
     };
     out.put_u8(b'{');
     head.put_identity(&mut out, object);
@@ -69,11 +96,7 @@ fn put_choice(out: &mut BytesMut, head: &Head, index: usize, choice: &WholeChoic
     out.put_slice(b"{\"index\":");
     put_uint(out, index as u64);
     match head.shape {
-        Shape::Chat => {
-            out.put_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
-            put_string(out, &choice.text);
-            out.put_slice(b",\"refusal\":null}");
-        }
+        Shape::Chat | Shape::Response => put_message(out, choice),
         Shape::Completion => {
             out.put_slice(b",\"text\":");
             put_string(out, &choice.text);
@@ -84,6 +107,30 @@ fn put_choice(out: &mut BytesMut, head: &Head, index: usize, choice: &WholeChoic
     put_ids(out, "token_ids", choice.token_ids.as_deref());
     if head.shape == Shape::Completion {
         put_ids(out, "prompt_token_ids", choice.prompt_token_ids.as_deref());
+    }
+    out.put_u8(b'}');
+}
+
+/// Appends `,"message":{…}`. Without text, the content is null where there is something else.
+fn put_message(out: &mut BytesMut, choice: &WholeChoice) {
+    out.put_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
+    if choice.text.is_empty() && !(choice.reasoning.is_empty() && choice.calls.is_empty()) {
+        out.put_slice(b"null");
+    } else {
+        put_string(out, &choice.text);
+    }
+    out.put_slice(b",\"refusal\":null");
+    if !choice.reasoning.is_empty() {
+        out.put_u8(b',');
+        put_reasoning(out, &choice.reasoning);
+    }
+    if !choice.calls.is_empty() {
+        out.put_slice(b",\"tool_calls\":");
+        put_list(out, &choice.calls, |out, call| {
+            out.put_u8(b'{');
+            put_call(out, &call.id, &call.name, &call.arguments);
+            out.put_u8(b'}');
+        });
     }
     out.put_u8(b'}');
 }

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`, and what else is made of a conversation.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,14 +6,15 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use izar_tokenizer::{ChatError, ChatOptions, RenderError};
-use serde_json::{Map, Value};
+use izar_tokenizer::{ChatEncoder, ChatError, ChatOptions, ChatTemplate, EncodedChat, RenderError};
+use serde_json::Value;
 
 use super::{prepare, read_body, respond};
 use crate::answer::{Order, PromptTokens, submit};
-use crate::api::ChatRequest;
+use crate::api::{ChatRequest, TemplateRequest, ToolChoice, ToolsRequest};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::message::{ExpectedCalls, MessageFormat, PromptEnd, ToolFormat};
 use crate::output::head::Shape;
 
 /// Answers a conversation.
@@ -27,45 +28,72 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
 }
 
 pub(crate) fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
-    let request = ChatRequest::parse(body, &app.limits)?;
+    order_of(app, ChatRequest::parse(body, &app.limits)?)
+}
+
+/// What is wanted of the engine for a conversation.
+pub fn order_of(app: &App, request: ChatRequest) -> Result<Order, ApiError> {
     let model = app.resolve_model(request.model)?;
-    let chat = Conversation {
-        messages: &request.messages,
-        tools: &request.tools,
-        add_generation_prompt: request.add_generation_prompt,
-        continue_final_message: request.continue_final_message,
-        template_kwargs: &request.template_kwargs,
+    let (messages, template) = (&request.messages, &request.template);
+    let prompt = encode(app, messages, &request.tools.tools, template)?;
+    let last = messages.last().unwrap_or(&Value::Null);
+    let end = if template.continue_final_message {
+        PromptEnd::of_continued(last["content"].as_str().unwrap_or(""))
+    } else {
+        PromptEnd::of_prompt(&prompt.text)
     };
-    let ids = encode(app, &chat)?;
+    let goes_on = last["role"] == "assistant" || !template.add_generation_prompt;
+    let echo = last["content"].as_str().filter(|_| request.echo && goes_on);
     Ok(Order {
         shape: Shape::Chat,
         model,
-        prompts: vec![PromptTokens { ids, echo: None }],
+        prompts: vec![PromptTokens {
+            ids: prompt.ids,
+            echo: echo.map(str::to_owned),
+        }],
         max_tokens: request.max_tokens,
         logprobs: request.logprobs,
-        continuation: request.continue_final_message,
+        continuation: template.continue_final_message,
+        format: MessageFormat {
+            reasoning: app.model.reasoning_format.map(|format| format.begins(end)),
+            calls: expected_calls(app, &request.tools)?,
+        },
+        hide_reasoning: !request.include_reasoning,
         sampling: request.sampling,
         stream: request.stream,
     })
 }
 
-/// What a chat template is given.
-pub struct Conversation<'a> {
-    /// The messages.
-    pub messages: &'a [Value],
-    /// Tools to list; may be empty.
-    pub tools: &'a [Value],
-    /// Whether the prompt ends where an answer begins.
-    pub add_generation_prompt: bool,
-    /// Whether the answer continues the last message.
-    pub continue_final_message: bool,
-    /// Further variables.
-    pub template_kwargs: &'a Map<String, Value>,
+/// Which calls the answer may hold.
+fn expected_calls(app: &App, tools: &ToolsRequest) -> Result<Option<ExpectedCalls>, ApiError> {
+    let written = |format| ExpectedCalls::Written {
+        format,
+        names: tools.names().map(str::to_owned).collect(),
+        parallel: tools.parallel,
+    };
+    Ok(match (&tools.choice, app.model.tool_format) {
+        (ToolChoice::None, _) => None,
+        (ToolChoice::Auto, Some(format)) => Some(written(format)),
+        (ToolChoice::Auto, None) => {
+            return Err(ApiError::field(
+                "tools",
+                "cannot be called by the model's choice: its chat template does not tell how it writes calls; \
+                 start the server with --tool-call-parser",
+            ));
+        }
+        (ToolChoice::Required, _) => Some(written(ToolFormat::BareList)),
+        (ToolChoice::Named(name), _) => Some(ExpectedCalls::ArgumentsOf(name.clone())),
+    })
 }
 
 /// Renders and encodes a conversation.
-pub fn encode(app: &App, chat: &Conversation<'_>) -> Result<Vec<u32>, ApiError> {
-    if chat.messages.len() > app.max_messages {
+pub fn encode(
+    app: &App,
+    messages: &[Value],
+    tools: &[Value],
+    request: &TemplateRequest,
+) -> Result<EncodedChat, ApiError> {
+    if messages.len() > app.max_messages {
         return Err(ApiError::field(
             "messages",
             format!("must hold at most {} messages", app.max_messages),
@@ -77,24 +105,56 @@ pub fn encode(app: &App, chat: &Conversation<'_>) -> Result<Vec<u32>, ApiError> 
         });
     };
     let options = ChatOptions {
-        tools: (!chat.tools.is_empty()).then_some(chat.tools),
-        add_generation_prompt: chat.add_generation_prompt,
-        continue_final_message: chat.continue_final_message,
-        kwargs: Some(chat.template_kwargs),
+        tools: (!tools.is_empty()).then_some(tools),
+        documents: request.documents.as_deref(),
+        add_generation_prompt: request.add_generation_prompt,
+        continue_final_message: request.continue_final_message,
+        kwargs: Some(&request.kwargs),
         ..ChatOptions::default()
     };
-    match encoder.encode(chat.messages, &options) {
-        Ok(encoded) => Ok(encoded.ids),
-        Err(ChatError::Render(RenderError::CannotContinue(why))) => Err(ApiError::field(
-            "continue_final_message",
-            format!("cannot be used: {why}"),
-        )),
-        Err(ChatError::Render(error)) => Err(ApiError::TemplateRefused {
+    let encoded = match request.chat_template.as_deref() {
+        None => encoder.encode(messages, &options),
+        Some(name) if encoder.template().names().any(|known| known == name) => {
+            let template_name = Some(name);
+            encoder.encode(
+                messages,
+                &ChatOptions {
+                    template_name,
+                    ..options
+                },
+            )
+        }
+        Some(source) => {
+            encoder.encode_with(&own_template(app, encoder, source)?, messages, &options)
+        }
+    };
+    encoded.map_err(refusal)
+}
+
+/// A template that came with the request.
+fn own_template(app: &App, encoder: &ChatEncoder, source: &str) -> Result<ChatTemplate, ApiError> {
+    if !app.trust_request_chat_template {
+        return Err(ApiError::field(
+            "chat_template",
+            "must be absent or the name of one of the model's templates: \
+             this server was started without --trust-request-chat-template",
+        ));
+    }
+    let special_tokens = encoder.template().special_tokens().clone();
+    ChatTemplate::new(source, special_tokens)
+        .map_err(|_| ApiError::field("chat_template", "is not a valid Jinja template"))
+}
+
+fn refusal(error: ChatError) -> ApiError {
+    match error {
+        ChatError::Render(RenderError::CannotContinue(why)) => {
+            ApiError::field("continue_final_message", format!("cannot be used: {why}"))
+        }
+        ChatError::Render(error) => ApiError::TemplateRefused {
             reason: error.to_string(),
-        }),
-        Err(ChatError::Encode(_)) => Err(ApiError::field(
-            "messages",
-            "cannot be encoded with this model's vocabulary",
-        )),
+        },
+        ChatError::Encode(_) => {
+            ApiError::field("messages", "cannot be encoded with this model's vocabulary")
+        }
     }
 }

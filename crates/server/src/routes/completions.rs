@@ -13,6 +13,7 @@ use crate::answer::{Order, PromptTokens, submit};
 use crate::api::{CompletionRequest, Prompt};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::message::MessageFormat;
 use crate::output::head::Shape;
 
 /// Continues texts.
@@ -44,6 +45,8 @@ pub(crate) fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
         max_tokens: Some(request.max_tokens),
         logprobs: request.logprobs,
         continuation: true,
+        format: MessageFormat::default(),
+        hide_reasoning: false,
         sampling: request.sampling,
         stream: request.stream,
     })

@@ -6,11 +6,10 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use izar_tokenizer::EncodeOptions;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::chat::{self, Conversation};
-use super::{json, prepare, read_body};
-use crate::api::take_messages;
+use super::{chat, json, prepare, read_body};
+use crate::api::{TemplateRequest, ToolsRequest, take_messages};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -53,18 +52,9 @@ pub(crate) fn encoded(app: &App, body: &[u8]) -> Result<Response, ApiError> {
 
 fn encode_chat(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
     let messages = take_messages(fields)?;
-    let continue_final_message = fields.take_bool("continue_final_message")?.unwrap_or(false);
-    let add_generation_prompt = fields
-        .take_bool("add_generation_prompt")?
-        .unwrap_or(!continue_final_message);
-    let conversation = Conversation {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt,
-        continue_final_message,
-        template_kwargs: &Map::new(),
-    };
-    chat::encode(app, &conversation)
+    let tools = ToolsRequest::take(fields)?;
+    let template = TemplateRequest::take(fields)?;
+    Ok(chat::encode(app, &messages, &tools.tools, &template)?.ids)
 }
 
 /// Decodes ids (`tokens`), special tokens included.

@@ -121,6 +121,7 @@ async fn every_documented_field_is_understood_and_refused_by_name_where_its_type
             json!({"messages": [{"role": "user", "content": "Hi"}]}),
         ),
         ("/v1/completions", json!({"prompt": "Hi"})),
+        ("/v1/responses", json!({"input": "Hi"})),
         (
             "/tokenize",
             json!({"messages": [{"role": "user", "content": "Hi"}]}),

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use izar_ring::RingOptions;
-use izar_server::{SamplingDefaults, ServedModel, Server, ServerOptions};
+use izar_server::{
+    ReasoningFormat, SamplingDefaults, ServedModel, Server, ServerOptions, ToolFormat,
+};
 use izar_tokenizer::{ChatEncoder, ChatTemplate, SpecialTokens, Tokenizer};
 use izar_transport::client::{ClientOptions, RingClient};
 use izar_transport::mock_engine::{MockEngine, MockOptions, Reply};
@@ -92,10 +94,15 @@ pub fn server_over(
     eos_token_ids: Vec<u32>,
     options: ServerOptions,
 ) -> Server {
+    let templates = || encoder.template().sources();
+    let tool_format = templates().find_map(|(_, source)| ToolFormat::detect(source));
+    let reasoning_format = templates().find_map(|(_, source)| ReasoningFormat::detect(source));
     let model = ServedModel {
         names: vec!["mock".to_owned(), "other/name".to_owned()],
         root: "mock".to_owned(),
         tokenizer: Arc::clone(encoder.tokenizer()),
+        tool_format,
+        reasoning_format,
         chat: Some(encoder),
         eos_token_ids,
         defaults: SamplingDefaults::default(),
