@@ -28,7 +28,7 @@ mod stages;
 mod step;
 pub mod weights;
 
-use izar_kernels::{CudaError, Device};
+use izar_kernels::{CudaError, Device, Linear, LinearError, Stream};
 
 pub use error::{CudaModelError, StepError};
 pub use executor::{CudaExecutor, CudaExecutorOptions, ExecutorError};
@@ -41,4 +41,21 @@ pub use stages::{Stage, Variant};
 /// Why not: built without CUDA, no driver, no device, or one too old.
 pub fn probe() -> Result<(), CudaError> {
     Device::open(0).map(|_| ())
+}
+
+/// File and version of the library that prompts are projected with.
+///
+/// # Errors
+/// Why there is none: no device to use it on, or not installed.
+pub fn library() -> Result<String, String> {
+    let load = || -> Result<Linear, LinearError> {
+        let device = Device::open(0)?;
+        let stream = Stream::new(&device)?;
+        Linear::new(&device, &stream)
+    };
+    let linear = load().map_err(|error| error.to_string())?;
+    match linear.library() {
+        Ok((path, version)) => Ok(format!("{version} at {}", path.display())),
+        Err(reason) => Err(reason.to_string()),
+    }
 }

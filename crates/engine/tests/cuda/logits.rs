@@ -6,7 +6,7 @@ use super::has_device;
 
 /// Most that a logit may differ from the CPU's, relative to the largest of its row: activations are rounded to bf16
 /// (8 bits) some ten times a layer, the cache once.
-const TOLERANCE: f32 = 0.05;
+const TOLERANCE: f32 = 0.04;
 /// Most that all logits of a sequence may differ, as a norm.
 const NORM_TOLERANCE: f32 = 0.02;
 /// A token must be the CPU's where the CPU's best logit leads by this.

@@ -1,5 +1,6 @@
 //! `izar doctor`: what is here, and what Izar would use. It links to nothing that it looks for.
 
+mod floors;
 mod gpu;
 mod host;
 mod network;
@@ -14,6 +15,12 @@ pub fn run() -> Result<()> {
     println!("Izar {}\n", env!("CARGO_PKG_VERSION"));
     section("This machine", &host.describe());
     section("NVIDIA", &gpu::describe(&cuda));
+    if let Some(device) = cuda.as_ref().ok().and_then(|cuda| cuda.devices.first()) {
+        section(
+            "Floor of a decode step on the first GPU",
+            &floors::describe(device),
+        );
+    }
     section("Network and RDMA", &network.describe());
     section("What Izar would use", &verdict(&host, &cuda));
     Ok(())
@@ -38,14 +45,18 @@ fn verdict(
     host: &host::Host,
     cuda: &Result<gpu::Cuda, gpu::Missing>,
 ) -> Vec<(&'static str, String)> {
-    let engine = match cuda {
-        Ok(cuda) if !cuda.devices.is_empty() => {
-            "CPU: this build has no CUDA back end, so the GPUs above stay idle".to_owned()
-        }
+    let engine = match (cuda, izar_engine::cuda::probe()) {
+        (_, Ok(())) => "CUDA on the first GPU (change with --device)".to_owned(),
+        (Ok(cuda), Err(reason)) if !cuda.devices.is_empty() => format!("CPU: {reason}"),
         _ => "CPU".to_owned(),
+    };
+    let library = match izar_engine::cuda::library() {
+        Ok(library) => library,
+        Err(reason) => format!("none: {reason}"),
     };
     vec![
         ("engine", engine),
+        ("cuBLASLt", library),
         (
             "threads",
             format!("{} (change with --threads)", host.num_cores),
