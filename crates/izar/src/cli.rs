@@ -215,6 +215,8 @@ pub enum BenchCommand {
     Step(BenchStepArgs),
     /// Where the time of a decode step goes, each kind of kernel against its floor
     Kernels(BenchKernelsArgs),
+    /// What planning costs between steps and overlapped with them
+    Placements(BenchPlacementsArgs),
 }
 
 /// Which model to measure with.
@@ -248,6 +250,23 @@ pub struct BenchStepArgs {
     /// Tokens of a chunk of it
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk: u32,
+}
+
+/// `izar bench placements`.
+#[derive(Debug, Args)]
+pub struct BenchPlacementsArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub model: BenchModelArgs,
+    /// Requests at once
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub batch: u32,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub input: u32,
+    /// Tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=65536))]
+    pub output: u32,
 }
 
 /// `izar bench kernels`.

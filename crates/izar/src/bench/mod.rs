@@ -1,6 +1,7 @@
 //! `izar bench`: how fast the engine's parts are here, beside what the hardware allows.
 
 mod kernels;
+mod placements;
 mod step;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.command {
         BenchCommand::Step(args) => step::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
+        BenchCommand::Placements(args) => placements::run(args),
     }
 }
 
