@@ -39,6 +39,7 @@ mod launch_error;
 mod linear;
 mod matrix;
 mod memory;
+mod moe;
 mod paged_decode_attention;
 mod paged_prefill_attention;
 mod pinned;
@@ -67,6 +68,7 @@ pub use launch_error::LaunchError;
 pub use linear::{Linear, LinearError, LinearProjection};
 pub use matrix::{Matrix, MatrixError, Output};
 pub use memory::DeviceBuffer;
+pub use moe::{MoeFfn, MoeShape, MoeWorkspace, moe_ffn};
 pub use paged_decode_attention::{
     AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,
     reference_attention,

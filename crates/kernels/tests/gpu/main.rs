@@ -7,6 +7,7 @@ mod decode_projection;
 mod expand_plan;
 mod gather_rows;
 mod linear;
+mod moe;
 mod paged_cache;
 mod paged_decode_attention;
 mod paged_prefill_attention;
