@@ -28,8 +28,8 @@ const MAX_EXPERTS: u32 = 512;
 const MAX_TOP_K: u32 = 32;
 /// Up to here every expert multiplies all tokens.
 const MAX_UNGATHERED: u32 = 16;
-/// Pieces of a tile that a block may leave for another, and the f32 words of each.
-const PART_WORDS: usize = 3 * 64 * 64;
+/// f32 words that a block may leave for another: a piece of 64 weight rows by 64 rows.
+const PART_WORDS: usize = 64 * 64;
 
 /// Mirrors `IzarMoeRouteArgs`.
 #[repr(C)]
@@ -209,8 +209,10 @@ impl MoeWorkspace {
         }
         let rows = max_tokens as usize * top_k as usize;
         let num_blocks = device.num_multiprocessors()?;
-        // Every expert may leave a group half empty; groups of 8 are the smallest.
-        let max_groups = rows / 8 + num_experts as usize;
+        // Every expert may leave a group half empty, groups of 8 are the smallest, and one past the last is read.
+        let max_groups = rows / 8 + num_experts as usize + 1;
+        let groups = DeviceBuffer::new(device, max_groups)?;
+        groups.fill_bytes(stream, 0)?;
         let parts = DeviceBuffer::new(device, num_blocks as usize * PART_WORDS)?;
         parts.fill_bytes(stream, 0xFF)?;
         let error = DeviceBuffer::new(device, 1)?;
@@ -228,7 +230,7 @@ impl MoeWorkspace {
             shares: DeviceBuffer::new(device, rows)?,
             slots: DeviceBuffer::new(device, rows)?,
             sources: DeviceBuffer::new(device, rows)?,
-            groups: DeviceBuffer::new(device, max_groups)?,
+            groups,
             columns: DeviceBuffer::new(device, num_experts as usize * MAX_UNGATHERED as usize)?,
             counts: DeviceBuffer::new(device, 4)?,
             experts: DeviceBuffer::new(device, rows)?,

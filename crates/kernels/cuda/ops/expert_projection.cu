@@ -4,7 +4,7 @@
 //   groups, columns, counts                  as moe_route writes them, for tile_tokens
 //   y       [sorted rows, num_rows]          bf16, dense; with swiglu an expert's weight is [gate; up], y has num_rows / 2
 //                                            columns, silu(gate) * up
-//   parts   [num_blocks, 3, 64 * 64]         f32, filled with 0xFF bytes once, left so by every launch
+//   parts   [num_blocks, 64 * 64]            f32, filled with 0xFF bytes once, left so by every launch
 // Grid num_blocks (at most one an SM), 192 threads, at most 113 KB of shared memory. Requires depth % 8 == 0, num_rows % 8
 // == 0 (16 with swiglu), 16-byte aligned weight and x. A row's result depends on the row and the weight alone.
 // Launched with programmatic serialisation. Groups are read before the previous kernel has finished unless
@@ -54,11 +54,8 @@ cudaError_t encode_weights(CUtensorMap* map, const Args& a) {
       {4, {depth, 8, 2, (all_rows - half) / 8}, {depth, half * depth, 8 * depth}, {kUnitDepth, 8, 2, 4}});
 }
 
-// Fewer units a piece than this and the pipeline drains too often; see docs/perf.
-uint32_t pieces_for(uint32_t units_per_tile) {
-  if (units_per_tile >= 24) return 4;
-  return units_per_tile >= 8 ? 2 : 1;
-}
+// Smaller pieces share the work more evenly, but the tensor cores drain at the end of each.
+uint32_t pieces_for(uint32_t units_per_tile) { return units_per_tile >= 24 ? kMaxPieces : 1; }
 
 template <class C>
 cudaError_t launch(const Args& a, cudaStream_t stream) {

@@ -27,7 +27,7 @@ using decode_projection::kUnitDepth;
 using decode_projection::kWeightBytes;
 using decode_projection::Ring;
 
-constexpr uint32_t kMaxPieces = 4;
+constexpr uint32_t kMaxPieces = 2;
 constexpr uint32_t kNoRow = 0xFFFFFFFF;
 
 struct Params {
@@ -80,24 +80,39 @@ struct Range {
   }
 };
 
-// Where a piece lies.
-struct Piece {
-  uint4 group;
-  uint32_t group_index;
-  uint32_t tile;  // of the group
-  uint32_t part;  // of the tile
-  uint32_t first_unit;
-  uint32_t end_unit;
-
-  __device__ __forceinline__ Piece(const Params& p, uint32_t index) {
+// Walks the pieces of a range. A group is read when its first piece comes: a load in every piece would stall every ring.
+class PieceCursor {
+ public:
+  __device__ __forceinline__ PieceCursor(const Params& params, uint32_t index) : p(params) {
     part = index % p.pieces_per_tile;
     const uint32_t tile_index = index / p.pieces_per_tile;
     tile = tile_index % p.tiles_per_group;
     group_index = tile_index / p.tiles_per_group;
     group = __ldcg(p.groups + group_index);
-    first_unit = part * p.units_per_piece;
-    end_unit = min(first_unit + p.units_per_piece, p.units_per_tile);
   }
+
+  // The list has an entry past the last group, so the piece past the last may be walked to.
+  __device__ __forceinline__ void advance() {
+    if (++part < p.pieces_per_tile) return;
+    part = 0;
+    if (++tile < p.tiles_per_group) return;
+    tile = 0;
+    ++group_index;
+    group = __ldcg(p.groups + group_index);
+  }
+
+  __device__ __forceinline__ uint32_t first_unit() const { return part * p.units_per_piece; }
+  __device__ __forceinline__ uint32_t end_unit() const {
+    return min((part + 1) * p.units_per_piece, p.units_per_tile);
+  }
+
+  uint4 group;
+  uint32_t group_index;
+  uint32_t tile;  // of the group
+  uint32_t part;  // of the tile
+
+ private:
+  const Params& p;
 };
 
 template <class C>
@@ -117,7 +132,7 @@ struct WeightProducer {
   // Larger groups come in several, which read the same weights.
   static constexpr uint64_t kPolicy = C::kTokens < 64 ? ptx::kEvictFirst : ptx::kEvictNormal;
 
-  __device__ __forceinline__ void load(const Piece& piece, uint32_t unit, uint32_t stage) const {
+  __device__ __forceinline__ void load(const PieceCursor& piece, uint32_t unit, uint32_t stage) const {
     ptx::mbarrier_arrive_expect_tx(&ring.full[stage], kWeightBytes);
     const int column = unit * kUnitDepth;
     const int expert_row = piece.group.x * p.rows_per_expert;
@@ -137,9 +152,9 @@ struct WeightProducer {
     }
     const Range range = Range::of_this_block(p);
     Cursor<C::kWeightStages> cursor{0, 1};
-    for (uint32_t index = range.begin; index < range.end; ++index) {
-      const Piece piece(p, index);
-      for (uint32_t unit = piece.first_unit; unit < piece.end_unit; ++unit) {
+    PieceCursor piece(p, range.begin);
+    for (uint32_t index = range.begin; index < range.end; ++index, piece.advance()) {
+      for (uint32_t unit = piece.first_unit(); unit < piece.end_unit(); ++unit) {
         ptx::mbarrier_wait(&ring.empty[cursor.stage], cursor.parity);
         load(piece, unit, cursor.stage);
         cursor.advance();
@@ -160,10 +175,10 @@ struct XProducer {
     ptx::wait_for_previous_kernel();
     const Range range = Range::of_this_block(p);
     Cursor<C::kXStages> cursor{0, 1};
-    for (uint32_t index = range.begin; index < range.end; ++index) {
-      const Piece piece(p, index);
+    PieceCursor piece(p, range.begin);
+    for (uint32_t index = range.begin; index < range.end; ++index, piece.advance()) {
       const int row = p.columns == nullptr ? piece.group.y : 0;
-      for (uint32_t unit = piece.first_unit; unit < piece.end_unit; ++unit) {
+      for (uint32_t unit = piece.first_unit(); unit < piece.end_unit(); ++unit) {
         ptx::mbarrier_wait(&ring.empty[cursor.stage], cursor.parity);
         ptx::mbarrier_arrive_expect_tx(&ring.full[cursor.stage], C::kXBytes);
         ptx::tma_load_2d(data + cursor.stage * C::kXBytes, map, &ring.full[cursor.stage], ptx::kEvictLast,
@@ -208,17 +223,19 @@ struct Consumer {
   }
 
   // Sums one piece from zero. Stages are released once the next unit's products have been issued.
-  __device__ __forceinline__ void multiply(Accumulators& acc, const Piece& piece) {
+  __device__ __forceinline__ void multiply(Accumulators& acc, const PieceCursor& piece) {
 #pragma unroll
     for (uint32_t i = 0; i < C::kAccumulators; ++i) acc[i] = 0.0f;
     uint32_t weight_stage = 0;
     uint32_t x_stage = 0;
-    for (uint32_t unit = piece.first_unit; unit < piece.end_unit; ++unit) {
+    const uint32_t first_unit = piece.first_unit();
+    const uint32_t end_unit = piece.end_unit();
+    for (uint32_t unit = first_unit; unit < end_unit; ++unit) {
       const uint32_t next_weight_stage = weight_cursor.stage;
       const uint32_t next_x_stage = x_cursor.stage;
       multiply_unit(acc);
       ptx::wgmma_wait<1>();
-      if (unit != piece.first_unit) release(weight_stage, x_stage);
+      if (unit != first_unit) release(weight_stage, x_stage);
       weight_stage = next_weight_stage;
       x_stage = next_x_stage;
     }
@@ -275,13 +292,13 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ uint32_t row_of(const Piece& piece, uint32_t column) const {
+  __device__ __forceinline__ uint32_t row_of(const PieceCursor& piece, uint32_t column) const {
     if (p.columns != nullptr) return __ldcg(p.columns + piece.group_index * C::kTokens + column);
     return column < piece.group.z ? piece.group.y + column : kNoRow;
   }
 
   // See decode_projection: a transpose across the warp turns products into pairs of neighbouring outputs of one column.
-  __device__ __forceinline__ void write_tile(const Accumulators& sum, const Piece& piece) const {
+  __device__ __forceinline__ void write_tile(const Accumulators& sum, const PieceCursor& piece) const {
     constexpr uint32_t kHalves = C::kSwiglu ? 1 : 2;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -310,8 +327,8 @@ struct Consumer {
     ptx::wait_for_previous_kernel();
     const Range range = Range::of_this_block(p);
     Accumulators sum;
-    for (uint32_t index = range.begin; index < range.end; ++index) {
-      const Piece piece(p, index);
+    PieceCursor piece(p, range.begin);
+    for (uint32_t index = range.begin; index < range.end; ++index, piece.advance()) {
       Accumulators acc;
       multiply(acc, piece);
       if (index - range.begin < piece.part) {
