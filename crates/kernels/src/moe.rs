@@ -28,6 +28,8 @@ const MAX_EXPERTS: u32 = 512;
 const MAX_TOP_K: u32 = 32;
 /// Up to here every expert multiplies all tokens.
 const MAX_UNGATHERED: u32 = 16;
+/// Blocks of a projection on each SM.
+const BLOCKS_PER_SM: u32 = 2;
 /// f32 words that a block may leave for another: a piece of 64 weight rows by 64 rows.
 const PART_WORDS: usize = 64 * 64;
 
@@ -208,7 +210,8 @@ impl MoeWorkspace {
             checks.require(holds, what, "a multiple of 8", size)?;
         }
         let rows = max_tokens as usize * top_k as usize;
-        let num_blocks = device.num_multiprocessors()?;
+        // Two an SM: while one drains between tiles the other's loads go on (docs/perf/h200-kernels.md).
+        let num_blocks = BLOCKS_PER_SM * device.num_multiprocessors()?;
         // Every expert may leave a group half empty, groups of 8 are the smallest, and one past the last is read.
         let max_groups = rows / 8 + num_experts as usize + 1;
         let groups = DeviceBuffer::new(device, max_groups)?;
@@ -249,7 +252,7 @@ impl MoeWorkspace {
         let rows = max_tokens as usize * shape.top_k as usize;
         let row = 2 * (2 * shape.hidden as usize + shape.intermediate as usize);
         let lists = rows * 5 * 4 + (rows / 8 + shape.num_experts as usize) * 16;
-        rows * row + lists + num_sms as usize * PART_WORDS * 4
+        rows * row + lists + (BLOCKS_PER_SM * num_sms) as usize * PART_WORDS * 4
     }
 
     /// Waits for the stream and says whether every launch so far completed: `false` if a block's part did not come in

@@ -108,6 +108,18 @@ impl StepBench {
         self.read_rate
     }
 
+    /// Experts that the tokens of the last step chose together, in its last layer; 0 for a model without.
+    ///
+    /// # Errors
+    /// Those of the copy.
+    pub fn distinct_experts(&self) -> Result<u32, ExecutorError> {
+        let CudaExecutor { model, stream, .. } = &self.executor;
+        match &model.experts {
+            Some(experts) => Ok(experts.num_distinct(stream)?),
+            None => Ok(0),
+        }
+    }
+
     /// Microseconds of the device for one step.
     ///
     /// # Errors
@@ -231,8 +243,18 @@ fn read_rate() -> Result<f64, CudaError> {
     Ok(READ_BYTES as f64 / (f64::from(best) / 1e3))
 }
 
-/// Bytes that a stage must read from the device's memory, activations left out: they stay in its cache.
-pub fn stage_bytes(config: &ModelConfig, stage: Stage, load: Load) -> u64 {
+/// Bytes that a stage must read from the device's memory, activations left out: they stay in its cache. Of the experts,
+/// those that the tokens chose: `distinct_experts` in each layer ([`StepBench::distinct_experts`]).
+pub fn stage_bytes(config: &ModelConfig, stage: Stage, load: Load, distinct_experts: u32) -> u64 {
+    let (num_moe, expert_bytes, router_bytes) = match &config.moe {
+        Some(moe) => (
+            moe.moe_layers.iter().filter(|&&is_moe| is_moe).count(),
+            6 * (moe.moe_intermediate_size * config.hidden_size) as u64,
+            2 * (moe.num_experts * config.hidden_size) as u64,
+        ),
+        None => (0, 0, 0),
+    };
+    let num_dense = config.num_layers - num_moe;
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (q, kv, layers) = (config.q_size(), config.kv_size(), config.num_layers);
     let matrix = |rows: usize, cols: usize| 2 * (rows * cols) as u64;
@@ -240,8 +262,11 @@ pub fn stage_bytes(config: &ModelConfig, stage: Stage, load: Load) -> u64 {
     match (stage, load) {
         (Stage::Qkv, _) => layers as u64 * matrix(q + 2 * kv, hidden),
         (Stage::Output, _) => layers as u64 * matrix(hidden, q),
-        (Stage::GateUp, _) => layers as u64 * matrix(2 * inner, hidden),
-        (Stage::Down, _) => layers as u64 * matrix(hidden, inner),
+        (Stage::GateUp, _) => num_dense as u64 * matrix(2 * inner, hidden),
+        (Stage::Down, _) => num_dense as u64 * matrix(hidden, inner),
+        (Stage::Experts, _) => {
+            num_moe as u64 * (router_bytes + u64::from(distinct_experts) * expert_bytes)
+        }
         (Stage::Head, _) => matrix(config.vocab_size, hidden),
         (Stage::DecodeAttention, Load::Decode { batch, context }) => {
             cache(u64::from(batch) * u64::from(context))
@@ -258,9 +283,12 @@ pub fn projection_flops(config: &ModelConfig, tokens: u32) -> f64 {
     let load = Load::Prefill { start: 0, tokens };
     let bytes: u64 = Stage::PROJECTIONS
         .into_iter()
-        .map(|stage| stage_bytes(config, stage, load))
+        .map(|stage| stage_bytes(config, stage, load, 0))
         .sum();
-    bytes as f64 * f64::from(tokens)
+    // A token goes through a few experts, whatever others need.
+    let experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_tok);
+    let experts = stage_bytes(config, Stage::Experts, load, experts as u32);
+    (bytes + experts) as f64 * f64::from(tokens)
 }
 
 /// Floating-point operations of causal attention for a chunk: two products with every key in sight.

@@ -45,9 +45,9 @@ pub enum CudaModelError {
         "the CUDA engine runs heads of 64, 96 or 128 features, this model's have {0}: use the CPU engine"
     )]
     HeadDim(usize),
-    /// Experts.
-    #[error("the CUDA engine does not run mixtures of experts: use the CPU engine")]
-    MixtureOfExperts,
+    /// Experts of sizes that the kernels have no code for.
+    #[error(transparent)]
+    Experts(#[from] LaunchError),
     /// The weights.
     #[error(transparent)]
     Load(#[from] CudaLoadError),

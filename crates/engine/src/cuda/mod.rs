@@ -18,6 +18,7 @@ mod buffers;
 mod clock;
 mod error;
 mod executor;
+mod experts;
 mod graphs;
 pub mod grid;
 mod half;

@@ -12,6 +12,7 @@ use izar_model::{Checkpoint, ModelConfig, Pairing};
 
 use super::buffers::Activations;
 use super::error::{CudaModelError, StepError};
+use super::experts::Experts;
 use super::half::StepLimits;
 use super::memory::BLOCK_SIZE;
 use super::sampler::{DeviceSampler, DeviceSamplerOptions};
@@ -31,6 +32,8 @@ pub(super) struct CudaModel {
     pub(super) attention: AttentionWorkspace,
     projections: ProjectionWorkspace,
     linear: Linear,
+    /// For layers with experts.
+    pub(super) experts: Option<Experts>,
     /// By layer: keys, values.
     cache: Vec<(DeviceBuffer<bf16>, DeviceBuffer<bf16>)>,
 }
@@ -82,6 +85,7 @@ impl CudaModel {
             )?,
             projections: ProjectionWorkspace::new(&device, stream, device.num_multiprocessors()?)?,
             linear: load_library(&device, stream)?,
+            experts: Experts::new(stream, &config, limits)?,
             cache: Vec::new(),
             weights,
             config,
@@ -109,6 +113,7 @@ impl CudaModel {
             ("activations", self.activations.bytes()),
             ("logits", self.activations.logit_bytes()),
             ("sampler", self.sampler_bytes),
+            ("experts", self.experts.as_ref().map_or(0, Experts::bytes)),
         ]
     }
 
@@ -204,9 +209,6 @@ impl CudaModel {
 fn check_shape(config: &ModelConfig) -> Result<(), CudaModelError> {
     if ![64, 96, 128].contains(&config.head_dim) {
         return Err(CudaModelError::HeadDim(config.head_dim));
-    }
-    if config.moe.is_some() {
-        return Err(CudaModelError::MixtureOfExperts);
     }
     Ok(())
 }

@@ -21,6 +21,8 @@ pub enum Stage {
     GateUp,
     /// Down projection.
     Down,
+    /// Router and experts.
+    Experts,
     /// Rows that sample gathered, the head.
     Head,
     /// The sampler.
@@ -29,7 +31,7 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, in the order of a step.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Inputs,
         Self::Norms,
         Self::Qkv,
@@ -39,6 +41,7 @@ impl Stage {
         Self::Output,
         Self::GateUp,
         Self::Down,
+        Self::Experts,
         Self::Head,
         Self::Sampling,
     ];
@@ -58,6 +61,7 @@ impl Stage {
             Self::Output => "output",
             Self::GateUp => "gate_up + swiglu",
             Self::Down => "down",
+            Self::Experts => "router + experts",
             Self::Head => "lm head",
             Self::Sampling => "sampler",
         }

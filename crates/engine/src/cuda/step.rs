@@ -19,6 +19,7 @@ use izar_kernels::{
 
 use super::buffers::Rows;
 use super::error::StepError;
+use super::experts::ExpertLayer;
 use super::grid::{Bucket, StepKind};
 use super::half::Half;
 use super::model::CudaModel;
@@ -223,8 +224,13 @@ impl<'a> Recorder<'a> {
         let [residual, normed, inner] =
             [&acts.residual, &acts.normed, &acts.inner].map(|rows| self.rows(rows));
         self.norm(residual, layer.ffn_norm(), normed)?;
-        let Ffn::Dense { gate_up, down } = &layer.ffn else {
-            unreachable!("a model with experts is refused when it is loaded")
+        let (gate_up, down) = match &layer.ffn {
+            Ffn::Dense { gate_up, down } => (gate_up, down),
+            Ffn::Moe {
+                router,
+                gate_up,
+                down,
+            } => return self.experts(router.view(), [gate_up.view(), down.view()]),
         };
         self.gate_up(gate_up.view(), normed, inner)?;
         let projection = LinearProjection {
@@ -235,6 +241,36 @@ impl<'a> Recorder<'a> {
             residual: Some(residual),
         };
         self.project(Stage::Down, projection)
+    }
+
+    /// The feed-forward part of a layer with experts, added to the residual stream.
+    fn experts(&self, router: Matrix<'a>, weights: [Matrix<'a>; 2]) -> Result<(), StepError> {
+        let model = self.model;
+        let Some(experts) = model
+            .experts
+            .as_ref()
+            .filter(|_| self.variant.has(Stage::Experts))
+        else {
+            return Ok(());
+        };
+        let x = self.rows(&model.activations.normed);
+        let projection = LinearProjection {
+            weight: router,
+            x,
+            y: experts.router_logits(self.bucket.num_tokens).into(),
+            bias: None,
+            residual: None,
+        };
+        self.project(Stage::Experts, projection)?;
+        let [gate_up, down] = weights;
+        let layer = ExpertLayer {
+            gate_up,
+            down,
+            x,
+            residual: self.rows(&model.activations.residual),
+            meta: &model.inputs.meta,
+        };
+        Ok(experts.record(self.stream, &layer)?)
     }
 
     /// `inner = silu(gate) * up`.

@@ -90,6 +90,15 @@ pub fn all() -> Vec<(&'static str, Value)> {
             ),
         ),
         (
+            "qwen3 moe, a dense layer between",
+            shared(
+                "qwen3_moe",
+                "Qwen3MoeForCausalLM",
+                json!({"head_dim": 64, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 192,
+                    "norm_topk_prob": true, "mlp_only_layers": [1], "decoder_sparse_step": 1}),
+            ),
+        ),
+        (
             "phi3, heads of 96, window",
             shared(
                 "phi3",
@@ -158,6 +167,8 @@ struct Shape {
     head_dim: usize,
     model_type: String,
     tied: bool,
+    /// Experts and the width of one, in all layers but the second.
+    experts: Option<(usize, usize)>,
 }
 
 impl Shape {
@@ -177,6 +188,9 @@ impl Shape {
             head_dim,
             model_type: config["model_type"].as_str().unwrap().to_owned(),
             tied: config["tie_word_embeddings"].as_bool().unwrap(),
+            experts: config["num_experts"]
+                .as_u64()
+                .map(|experts| (experts as usize, size("moe_intermediate_size"))),
         }
     }
 
@@ -195,7 +209,12 @@ impl Shape {
             deviation: embedding,
         }];
         for layer in 0..self.layers {
-            self.layer(&format!("model.layers.{layer}"), &mut tensors);
+            let at = format!("model.layers.{layer}");
+            self.layer(&at, &mut tensors);
+            match self.experts.filter(|_| layer != 1) {
+                Some(experts) => self.experts(&at, experts, &mut tensors),
+                None => self.dense(&at, &mut tensors),
+            }
         }
         tensors.push(norm("model.norm.weight".into(), hidden));
         if !self.tied {
@@ -207,7 +226,6 @@ impl Shape {
     fn layer(&self, at: &str, tensors: &mut Vec<Tensor>) {
         let Self {
             hidden,
-            inner,
             q,
             kv,
             head_dim,
@@ -219,9 +237,7 @@ impl Shape {
             hidden,
         ));
         let attention = |name: &str| format!("{at}.self_attn.{name}");
-        let mlp = |name: &str| format!("{at}.mlp.{name}");
         tensors.push(matrix(attention("o_proj.weight"), hidden, q, 1.0));
-        tensors.push(matrix(mlp("down_proj.weight"), hidden, inner, 1.5));
         if self.model_type == "phi3" {
             tensors.push(matrix(
                 attention("qkv_proj.weight"),
@@ -229,7 +245,6 @@ impl Shape {
                 hidden,
                 1.0,
             ));
-            tensors.push(matrix(mlp("gate_up_proj.weight"), 2 * inner, hidden, 1.0));
             return;
         }
         for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
@@ -248,13 +263,45 @@ impl Shape {
                 });
             }
         }
-        if self.model_type == "qwen3" {
+        if self.model_type.starts_with("qwen3") {
             tensors.push(norm(attention("q_norm.weight"), head_dim));
             tensors.push(norm(attention("k_norm.weight"), head_dim));
         }
-        tensors.push(matrix(mlp("gate_proj.weight"), inner, hidden, 1.0));
-        tensors.push(matrix(mlp("up_proj.weight"), inner, hidden, 1.0));
     }
+
+    fn dense(&self, at: &str, tensors: &mut Vec<Tensor>) {
+        let Self { hidden, inner, .. } = *self;
+        if self.model_type == "phi3" {
+            let gate_up = format!("{at}.mlp.gate_up_proj.weight");
+            tensors.push(matrix(gate_up, 2 * inner, hidden, 1.0));
+            let down = format!("{at}.mlp.down_proj.weight");
+            tensors.push(matrix(down, hidden, inner, 1.5));
+            return;
+        }
+        gated(&format!("{at}.mlp"), hidden, inner, tensors);
+    }
+
+    /// The router tells experts clearly apart: where bf16 swaps two, their shares are small.
+    fn experts(&self, at: &str, (count, inner): (usize, usize), tensors: &mut Vec<Tensor>) {
+        let router = format!("{at}.mlp.gate.weight");
+        tensors.push(matrix(router, count, self.hidden, 4.0));
+        for expert in 0..count {
+            gated(
+                &format!("{at}.mlp.experts.{expert}"),
+                self.hidden,
+                inner,
+                tensors,
+            );
+        }
+    }
+}
+
+fn gated(at: &str, hidden: usize, inner: usize, tensors: &mut Vec<Tensor>) {
+    for name in ["gate", "up"] {
+        let name = format!("{at}.{name}_proj.weight");
+        tensors.push(matrix(name, inner, hidden, 1.0));
+    }
+    tensors.push(matrix(format!("{at}.down_proj.weight"), hidden, inner, 1.5));
 }
 
 /// Rows of products with a standard deviation of about `gain` for inputs of 1.

@@ -26,6 +26,7 @@ pub fn run(args: &BenchKernelsArgs) -> Result<()> {
             context: args.context,
         };
         let full = f64::from(bench.step_us(load, Variant::FULL)?);
+        let experts = bench.distinct_experts()?;
         println!(
             "\nbatch {batch}, context {}: step {full:.1} us",
             args.context
@@ -40,7 +41,8 @@ pub fn run(args: &BenchKernelsArgs) -> Result<()> {
             .filter(|&s| s != Stage::PrefillAttention)
         {
             let us = full - f64::from(bench.step_us(load, Variant::FULL.without(stage))?);
-            let floor_us = stage_bytes(config, stage, load) as f64 / bench.read_rate() * 1e6;
+            let floor_us =
+                stage_bytes(config, stage, load, experts) as f64 / bench.read_rate() * 1e6;
             let per_layer = us / config.num_layers as f64;
             let (name, over) = (stage.name(), us - floor_us);
             println!("{name:<18} {us:>9.1} {floor_us:>9.1} {over:>9.1} {per_layer:>8.2}");

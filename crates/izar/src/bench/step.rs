@@ -34,9 +34,10 @@ pub fn run(args: &BenchStepArgs) -> Result<()> {
 }
 
 /// Bytes that a decode step must read.
-fn decode_bytes(config: &ModelConfig, load: Load) -> u64 {
+fn decode_bytes(config: &ModelConfig, load: Load, distinct_experts: u32) -> u64 {
     let stages = Stage::ALL.into_iter();
-    stages.map(|stage| stage_bytes(config, stage, load)).sum()
+    let bytes = stages.map(|stage| stage_bytes(config, stage, load, distinct_experts));
+    bytes.sum()
 }
 
 fn decode(bench: &mut StepBench, config: &ModelConfig, args: &BenchStepArgs) -> Result<Vec<Value>> {
@@ -48,8 +49,9 @@ fn decode(bench: &mut StepBench, config: &ModelConfig, args: &BenchStepArgs) -> 
             batch,
             context: args.context,
         };
-        let floor_us = decode_bytes(config, load) as f64 / bench.read_rate() * 1e6;
         let step_us = f64::from(bench.step_us(load, Variant::FULL)?);
+        let experts = bench.distinct_experts()?;
+        let floor_us = decode_bytes(config, load, experts) as f64 / bench.read_rate() * 1e6;
         let library_us = f64::from(bench.step_us(load, Variant::FULL.with_library())?);
         println!(
             "{batch:>5} {step_us:>10.1} {floor_us:>10.1} {:>8.3} {library_us:>24.1} {:>8.3}",
@@ -57,7 +59,7 @@ fn decode(bench: &mut StepBench, config: &ModelConfig, args: &BenchStepArgs) -> 
             library_us / floor_us
         );
         rows.push(json!({"batch": batch, "context": args.context, "step_us": step_us, "floor_us": floor_us,
-            "library_us": library_us}));
+            "library_us": library_us, "distinct_experts": experts}));
     }
     Ok(rows)
 }

@@ -5,7 +5,7 @@
 //   y       [sorted rows, num_rows]          bf16, dense; with swiglu an expert's weight is [gate; up], y has num_rows / 2
 //                                            columns, silu(gate) * up
 //   parts   [num_blocks, 64 * 64]            f32, filled with 0xFF bytes once, left so by every launch
-// Grid num_blocks (at most one an SM), 192 threads, at most 113 KB of shared memory. Requires depth % 8 == 0, num_rows % 8
+// Grid num_blocks (at most two an SM), 192 threads, at most 113 KB of shared memory. Requires depth % 8 == 0, num_rows % 8
 // == 0 (16 with swiglu), 16-byte aligned weight and x. A row's result depends on the row and the weight alone.
 // Launched with programmatic serialisation. Groups are read before the previous kernel has finished unless
 // waits_for_groups: then that kernel may be the one that writes them. Weights must have been written long before.
