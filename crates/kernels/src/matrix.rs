@@ -5,7 +5,9 @@ use std::ffi::c_void;
 use bytemuck::Pod;
 use half::bf16;
 
+use crate::error::CudaError;
 use crate::memory::DeviceBuffer;
+use crate::stream::Stream;
 
 /// `rows` rows of `cols` contiguous elements, `stride` elements apart, inside a buffer.
 #[derive(Debug)]
@@ -191,6 +193,24 @@ impl<'a, T: Pod> Matrix<'a, T> {
             rows: count,
             ..*self
         }
+    }
+
+    /// Copies the elements to the host, row after row, after what is in the stream, and waits.
+    ///
+    /// # Errors
+    /// Those of the CUDA calls, and of kernels that failed before.
+    pub fn read(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
+        let (rows, cols) = (self.rows as usize, self.cols as usize);
+        let stride = if rows > 1 { self.stride as usize } else { cols };
+        let mut all = vec![T::zeroed(); (rows - 1) * stride + cols];
+        self.buffer.read_from(stream, self.offset, &mut all)?;
+        if stride > cols {
+            for row in 1..rows {
+                all.copy_within(row * stride..row * stride + cols, row * cols);
+            }
+            all.truncate(rows * cols);
+        }
+        Ok(all)
     }
 
     /// Whether every row starts at a multiple of `bytes`.

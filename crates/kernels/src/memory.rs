@@ -94,17 +94,28 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Panics
     /// If `host` is longer than the buffer.
     pub fn read(&self, stream: &Stream, host: &mut [T]) -> Result<(), CudaError> {
+        self.read_from(stream, 0, host)
+    }
+
+    /// As [`DeviceBuffer::read`], from element `index` on.
+    pub(crate) fn read_from(
+        &self,
+        stream: &Stream,
+        index: usize,
+        host: &mut [T],
+    ) -> Result<(), CudaError> {
         assert!(
-            host.len() <= self.len,
-            "{} elements of a buffer of {}",
+            index + host.len() <= self.len,
+            "{} elements from {index} of a buffer of {}",
             host.len(),
             self.len
         );
+        let from = self.address_of(index);
         let raw = stream.for_launch()?;
         // SAFETY: both regions hold that many bytes; any bit pattern is a `T`; the copy is waited for.
         let code = unsafe {
             let to = host.as_mut_ptr().cast();
-            ffi::cudaMemcpyAsync(to, self.address, size_of_val(host), DEVICE_TO_HOST, raw)
+            ffi::cudaMemcpyAsync(to, from, size_of_val(host), DEVICE_TO_HOST, raw)
         };
         check("cudaMemcpyAsync", code)?;
         stream.synchronize()

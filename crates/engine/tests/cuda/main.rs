@@ -8,6 +8,7 @@ mod engine;
 mod harness;
 mod logits;
 mod smollm2;
+mod weights;
 
 /// Says why nothing is checked, and whether something is.
 fn has_device() -> bool {

@@ -272,7 +272,9 @@ fn a_tokens_result_does_not_depend_on_its_batch() {
     let whole = run(&gpu, 64);
     for tokens in [1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 48, 49] {
         let part = run(&gpu, tokens);
-        assert_eq!(part, whole[..part.len()], "{tokens} tokens");
+        let mut pairs = part.iter().zip(&whole);
+        let differs = pairs.position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(differs, None, "{tokens} tokens of {rows} outputs");
     }
 }
 
