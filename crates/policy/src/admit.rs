@@ -50,8 +50,14 @@ impl State<'_> {
     /// how many of them somebody uses. At least one token is left to compute.
     fn find_prefix(&mut self, slot: u32, row: u32) -> (u32, u32) {
         let Sequence {
-            len, num_hashes, ..
+            len,
+            num_hashes,
+            computes_all,
+            ..
         } = self.sequences[slot as usize];
+        if computes_all != 0 {
+            return (0, 0);
+        }
         let max_hits = ((len - 1) >> self.config.block_shift()).min(num_hashes);
         let mut num_shared = 0;
         for idx in 0..max_hits {

@@ -47,6 +47,10 @@ impl State<'_> {
             self.forget_blocks(slot);
             return Some(self.leave(slot, Cause::Failed));
         }
+        if result.verdict == Verdict::Defer {
+            self.defer(slot);
+            return None;
+        }
         self.learn_token(slot, result.token);
         let seq = &self.sequences[slot as usize];
         if result.verdict == Verdict::Stop {
@@ -55,6 +59,32 @@ impl State<'_> {
             Some(self.leave(slot, Cause::Length))
         } else {
             None
+        }
+    }
+
+    /// Puts a sequence back to where it was before the step: its newest token is computed and sampled again. Samples of
+    /// steps planned meanwhile are no longer its own, and a block they were given beyond it comes back.
+    fn defer(&mut self, slot: u32) {
+        self.core.num_deferrals += 1;
+        let next_step = self.core.planned_step + 1;
+        let seq = &mut self.sequences[slot as usize];
+        let was_ending = seq.ends_in_flight();
+        seq.len = seq.known_len;
+        seq.first_step = next_step;
+        if seq.phase != RUNNING {
+            // Preempted when it seemed to end in flight, and not counted then: it has to be computed again after all.
+            seq.num_preemptions += was_ending as u32;
+            self.core.num_preemptions += was_ending as u64;
+            return;
+        }
+        seq.num_computed = seq.len - 1;
+        seq.prefill_end = seq.num_computed;
+        let (row, had) = (seq.row, seq.num_blocks);
+        let num_blocks = self.config.blocks_for(seq.len);
+        seq.num_blocks = num_blocks;
+        for idx in num_blocks..had {
+            self.pool
+                .release(self.block_tables[self.table_idx(row, idx)]);
         }
     }
 

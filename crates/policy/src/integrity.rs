@@ -133,8 +133,11 @@ impl State<'_> {
                 seq.is_prefilling() || seq.num_computed == seq.len - 1,
                 "a decode has one token to compute",
             )?;
+            // A deferred sequence keeps the block of the token that it computes again.
+            let deferred_blocks = self.config.blocks_for(seq.num_computed + 1);
             ensure(
-                seq.num_blocks == self.config.blocks_for(seq.num_computed),
+                seq.num_blocks == self.config.blocks_for(seq.num_computed)
+                    || (!seq.is_prefilling() && seq.num_blocks == deferred_blocks),
                 "blocks cover the computed tokens and no more",
             )?;
             num_prefilling += seq.is_prefilling() as u32;

@@ -37,9 +37,13 @@
 //!
 //! That is *exact* use: complete a step, then plan the next. *Optimistic* use calls `plan` for step n + 1 before
 //! `complete_step` of step n, with two plans in turn. The two may be mixed from step to step; tokens are the same.
+//! A token that cannot be sampled yet is *deferred* ([`Verdict::Defer`]): the sequence is planned again at the same position, in
+//! optimistic use after its surplus entry, which samples nothing, has run. Nobody else notices.
 //! What a driver owes:
 //! - every plan that is not empty runs, whole and in the order of steps, cancelled sequences included; an empty one is no step;
 //! - one result for each sampling entry that [`State::accepts`]; at most one step in flight when another is planned;
+//! - a sampling entry behind a deferred one of the same sequence (a later position, planned before the deferral was told)
+//!   samples nothing and changes nothing that the next sample depends on;
 //! - prompt and generated tokens stay readable (for the executor, not for the policy) until the sequence leaves.
 //!
 //! # Lengths: Albireo's EL, CL and NNT
@@ -55,7 +59,7 @@
 //!
 //! They move when a step is *planned*, as if nobody stopped. What `complete_step` moves is `known_len`, the tokens whose
 //! ids were told; `len` is `known_len` and the samples in flight. A decode planned while its input token is still
-//! in flight carries [`entry_flags::BACKFILL`]. A sequence whose `len` reaches its limit is known to end and is not
+//! in flight carries [`entry_flags::BACKFILL`]; any other decode's input is the sequence's newest known token. A sequence whose `len` reaches its limit is known to end and is not
 //! planned again, so only a stop token causes surplus: that one entry is computed, [`State::accepts`] rejects
 //! it, and its block came back when the stop was completed, before the surplus step even ended.
 //!
@@ -66,7 +70,8 @@
 //!    made, and so is found by later plans only: its KV is written by a step before n. That its writer was cancelled
 //!    or preempted meanwhile changes nothing, for its planned step still runs. Two equal prompts of one step both compute.
 //! 2. *A hit stays.* A table entry is a reference; a block with references is neither evicted nor written by others, and a full
-//!    block is not written again by its own sequence (writes are at `start` and beyond).
+//!    block is not written again by its own sequence (writes are at `start` and beyond), but for the last position of a
+//!    deferred sequence, which is written with the same values.
 //! 3. *Stray writes come too early to hurt.* A surplus or cancelled entry writes in a step planned before its blocks
 //!    were given back, so before any step planned with their next owner.
 //! 4. *Rows do not change under a reader.* Table rows grow at their end only; a row that was given back is given out again

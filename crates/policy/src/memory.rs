@@ -45,6 +45,7 @@ pub(crate) struct Core {
     pub(crate) prefix_query_tokens: u64,
     pub(crate) prefix_hit_tokens: u64,
     pub(crate) num_computed_tokens: u64,
+    pub(crate) num_deferrals: u64,
 }
 
 impl Core {
@@ -56,6 +57,7 @@ impl Core {
             prefix_hit_tokens_total: self.prefix_hit_tokens,
             num_evictions_total: pool.num_evictions,
             num_computed_tokens_total: self.num_computed_tokens,
+            num_deferrals_total: self.num_deferrals,
             num_running: self.num_running,
             num_waiting,
             kv_blocks_total: num_blocks,

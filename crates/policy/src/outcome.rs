@@ -71,6 +71,9 @@ pub enum Verdict {
     Stop = 1,
     /// The step failed for this sequence alone (non-finite logits): it leaves, the token does not count and what it cached is forgotten.
     Fail = 2,
+    /// Nothing was sampled: what the sample depends on (a token mask) is not there yet. The sequence stays where it was and the
+    /// same position is planned again; what a step in flight has of it beyond that is dropped.
+    Defer = 3,
 }
 
 /// The outcome of one sampling entry.
@@ -184,6 +187,8 @@ pub struct Gauges {
     pub num_evictions_total: u64,
     /// Tokens computed, prompt and decode, recomputation included.
     pub num_computed_tokens_total: u64,
+    /// [`Verdict::Defer`]s taken in.
+    pub num_deferrals_total: u64,
     /// Sequences that own a row.
     pub num_running: u32,
     /// Sequences that wait, preempted ones included.

@@ -117,6 +117,11 @@ impl OwnedState {
         self.state().plan(now_ns, &mut plan.view())
     }
 
+    /// See [`State::compute_all`].
+    pub fn compute_all(&mut self, slot: u32) {
+        self.state().compute_all(slot);
+    }
+
     /// See [`State::accepts`].
     pub fn accepts(&self, step: u64, slot: u32) -> bool {
         self.sequences

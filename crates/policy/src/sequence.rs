@@ -22,7 +22,8 @@ pub struct Sequence {
     pub(crate) arrival_ns: u64,
     /// Number of the `add` that made it; breaks ties of `arrival_ns`, and tells sequences of one slot apart.
     pub(crate) order: u64,
-    /// First step that can contain it. Results of earlier steps belong to the slot's previous sequence.
+    /// First step whose result counts. Results of earlier steps belong to the slot's previous sequence, or were planned behind a
+    /// sample that was deferred.
     pub(crate) first_step: u64,
     /// Last step planned with it.
     pub(crate) last_step: u64,
@@ -49,6 +50,8 @@ pub struct Sequence {
     pub(crate) num_hashes: u32,
     /// No hash page was left: the rest is not cached.
     pub(crate) unhashable: u32,
+    /// Its prompt is computed, not taken from the prefix cache.
+    pub(crate) computes_all: u32,
     /// Where it is in the waiting heap.
     pub(crate) heap_idx: u32,
     pub(crate) num_cached_tokens: u32,

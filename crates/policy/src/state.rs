@@ -47,6 +47,14 @@ impl State<'_> {
         Ok(())
     }
 
+    /// Has all tokens of a sequence computed that was just added, the beginning that the prefix cache holds included: for a
+    /// caller that wants to see what each of them gives. Its blocks can be hit by others as usual.
+    pub fn compute_all(&mut self, slot: u32) {
+        if let Some(seq) = self.sequences.get_mut(slot as usize) {
+            seq.computes_all = 1;
+        }
+    }
+
     fn check_addable(&self, slot: u32, prompt: &[u32], max_total_len: u32) -> Result<(), Refusal> {
         let Config {
             num_slots,

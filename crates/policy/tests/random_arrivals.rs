@@ -56,6 +56,8 @@ fn random_requests(rng: &mut Rng, num_requests: usize, max_model_len: u32) -> Ve
                 .then(|| arrival_step + rng.range(0, 60) as u64),
             stop_every: rng.pick(&stop_every),
             fail_at: rng.chance(10).then_some(13),
+            deferred: rng.pick(&[0, 0, 0, 30, 80]),
+            computes_all: rng.chance(10),
             prompt,
         }
     };
@@ -91,11 +93,11 @@ fn check_outcomes(driver: &Driver, requests: &[Request]) {
     }
 }
 
-/// First tokens come in order of arrival inside each priority.
+/// First tokens come in order of arrival inside each priority, but for those that are deferred.
 fn check_fcfs(driver: &Driver, requests: &[Request]) {
     let mut latest = std::collections::HashMap::new();
     for (request, outcome) in requests.iter().zip(&driver.outcomes) {
-        if let Some(step) = outcome.first_token_step {
+        if let Some(step) = outcome.first_token_step.filter(|_| request.deferred == 0) {
             let before = latest.insert(request.priority, step).unwrap_or(0);
             assert!(
                 before <= step,
@@ -127,6 +129,7 @@ fn every_request_gets_its_own_tokens_exact_optimistic_or_mixed() {
             totals.num_preemptions_total += gauges.num_preemptions_total;
             totals.prefix_hit_tokens_total += gauges.prefix_hit_tokens_total;
             totals.num_evictions_total += gauges.num_evictions_total;
+            totals.num_deferrals_total += gauges.num_deferrals_total;
         }
     }
     assert!(
@@ -140,5 +143,9 @@ fn every_request_gets_its_own_tokens_exact_optimistic_or_mixed() {
     assert!(
         totals.num_evictions_total > 1000,
         "the runs evict: {totals:?}"
+    );
+    assert!(
+        totals.num_deferrals_total > 10_000,
+        "the runs defer: {totals:?}"
     );
 }

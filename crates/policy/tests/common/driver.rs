@@ -40,6 +40,8 @@ struct Live {
     request: usize,
     history: Vec<u32>,
     row: Option<u32>,
+    /// Its last sample was deferred.
+    is_deferred: bool,
 }
 
 struct InFlight {
@@ -142,10 +144,14 @@ impl Driver {
             .add(slot, prompt, *max_total_len, *priority, request as u64)
         {
             Ok(()) => {
+                if self.requests[request].computes_all {
+                    self.state.compute_all(slot);
+                }
                 let live = Live {
                     request,
                     history: prompt.clone(),
                     row: None,
+                    is_deferred: false,
                 };
                 self.live.insert(slot, live);
             }
@@ -236,16 +242,27 @@ impl Driver {
             .get_mut(&entry.slot)
             .expect("planned sequences are live");
         let admitted = entry.flags & (entry_flags::FIRST | entry_flags::RESUMED) != 0;
-        assert_eq!(admitted, live.row.is_none(), "a first entry is flagged");
+        // Who seemed to end is preempted without a word, and comes back if its last sample was deferred.
+        let returns = admitted && live.is_deferred;
+        assert!(
+            admitted == live.row.is_none() || returns,
+            "a first entry is flagged"
+        );
         assert!(admitted || live.row == Some(entry.row), "rows are kept");
+        assert!(
+            !admitted || entry.start == 0 || !self.requests[live.request].computes_all,
+            "what is to be computed is not taken from the cache"
+        );
         live.row = Some(entry.row);
         if entry.flags & entry_flags::RESUMED != 0 {
             self.outcomes[live.request].resumed_at.push(entry.start);
         }
         let table = &mut self.tables[entry.row as usize];
-        table.truncate((entry.num_blocks - entry.num_new_blocks) as usize);
-        let new = table.len()..entry.num_blocks as usize;
-        table.extend(&self.state.block_table(entry.row)[new]);
+        // A step in flight may still read entries beyond these: they stay.
+        let end = entry.num_blocks as usize;
+        let new = end - entry.num_new_blocks as usize..end;
+        table.resize(table.len().max(end), u32::MAX);
+        table[new.clone()].copy_from_slice(&self.state.block_table(entry.row)[new]);
         let input = entry.start as usize..(entry.start + entry.num_tokens) as usize;
         if entry.flags & entry_flags::BACKFILL != 0 {
             assert_eq!(
@@ -324,14 +341,19 @@ impl Driver {
                 continue;
             }
             if self.state.accepts(step, entry.slot) {
-                let verdict = self.publish(entry, token);
+                let verdict = if self.defers(entry) {
+                    self.defer(entry);
+                    Verdict::Defer
+                } else {
+                    self.publish(entry, token)
+                };
                 results.push(StepResult {
                     slot: entry.slot,
                     token,
                     verdict,
                 });
             } else if self.rng.chance(50) {
-                let verdict = Verdict::Continue;
+                let verdict = [Verdict::Continue, Verdict::Defer][self.rng.range(0, 1) as usize];
                 results.push(StepResult {
                     slot: entry.slot,
                     token,
@@ -364,11 +386,36 @@ impl Driver {
                 tokens[0] = backfill[entry.row as usize];
             }
             sampled[idx] = self.kv.forward(table, entry.start, &tokens);
-            if entry.samples() {
+            if entry.samples() && self.is_due(entry) {
                 self.sampled[entry.row as usize] = sampled[idx];
             }
         }
         sampled
+    }
+
+    /// Whether the entry samples the token that its sequence wants next, and not one behind a deferred one.
+    fn is_due(&self, entry: &PlanEntry) -> bool {
+        let len = (entry.start + entry.num_tokens) as usize;
+        self.live
+            .get(&entry.slot)
+            .is_none_or(|live| live.history.len() == len)
+    }
+
+    fn defers(&mut self, entry: &PlanEntry) -> bool {
+        assert!(self.is_due(entry), "only what is due is accepted");
+        let percent = self.requests[self.live[&entry.slot].request].deferred;
+        self.rng.chance(percent)
+    }
+
+    /// Nothing was sampled: the row's newest token stays what it was, and the sequence must be planned again.
+    fn defer(&mut self, entry: &PlanEntry) {
+        let live = self.live.get_mut(&entry.slot).expect("accepted");
+        live.is_deferred = true;
+        let len = live.history.len();
+        self.sampled[entry.row as usize] = live.history[len - 1];
+        if let Some(planned) = self.streaming.get_mut(&entry.slot) {
+            *planned = len;
+        }
     }
 
     fn publish(&mut self, entry: &PlanEntry, token: u32) -> Verdict {
@@ -387,6 +434,7 @@ impl Driver {
             "outputs are in sequence"
         );
         outcome.first_token_step.get_or_insert(self.now);
+        live.is_deferred = false;
         outcome.output.push(token);
         live.history.push(token);
         if end.is_some() {

@@ -19,6 +19,10 @@ pub struct Request {
     pub stop_every: u32,
     /// Tokens with this remainder modulo 50 fail it.
     pub fail_at: Option<u32>,
+    /// How often in 100 times a sample of it is deferred.
+    pub deferred: u32,
+    /// The prefix cache is not read for it.
+    pub computes_all: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
