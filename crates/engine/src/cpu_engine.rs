@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::cpu::{
     Arithmetic, CpuExecutor, CpuExecutorOptions, CpuModel, CpuOptions, Isa, LoadError,
 };
-use crate::driver::{Engine, EngineOptions, Placement, StartError, now_ns};
+use crate::driver::{DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, now_ns};
 use crate::sizing::{SizeError, Wishes};
 
 /// The KV pool takes this share of the memory that is available after loading, unless its size is given.
@@ -174,6 +174,7 @@ impl CpuEngine {
             seed: options.seed,
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
+            mask_timeout: DEFAULT_MASK_TIMEOUT,
         };
         let engine = Engine::start(engine_options, ring, Box::new(executor))?;
         Ok(Self {

@@ -10,7 +10,7 @@ use izar_transport::{InProcess, InProcessError};
 use thiserror::Error;
 
 use crate::cuda::{BLOCK_SIZE, CudaExecutor, CudaExecutorOptions, ExecutorError};
-use crate::driver::{Engine, EngineOptions, Placement, StartError, now_ns};
+use crate::driver::{DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, now_ns};
 use crate::sizing::{SizeError, Wishes};
 
 /// What an operator may choose. `None` means: worked out from the model and the device.
@@ -163,6 +163,7 @@ impl CudaEngine {
             seed: options.seed,
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
+            mask_timeout: DEFAULT_MASK_TIMEOUT,
         };
         let engine = Engine::start(engine_options, ring, Box::new(executor))?;
         tracing::debug!("started in {:.2} s", begun.elapsed().as_secs_f32());

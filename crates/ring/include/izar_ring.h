@@ -20,7 +20,7 @@
 // Size of one lease, in bytes.
 #define IZAR_RING_LEASE_BYTES 512
 
-// Size of one submit, cancel or recycle word, in bytes.
+// Size of one submit, cancel, recycle or mask word, in bytes.
 #define IZAR_RING_WORD_BYTES 8
 
 // Size of one slot's progress (status word, count word), in bytes.
@@ -98,14 +98,26 @@
 // Flag of the count word: the count is final.
 #define IZAR_RING_COUNT_FINAL 1
 
+// Masks that can be delivered and not used yet: mask `k` lies in buffer `k % MASK_BUFFERS` of the request's mask area.
+#define IZAR_RING_MASK_BUFFERS 2
+
+// Bits that the flags are shifted by in a mask word.
+#define IZAR_RING_MASK_FLAGS_SHIFT 24
+
 // Request flag: end-of-sequence tokens do not stop the sequence.
 #define IZAR_RING_REQUEST_IGNORE_EOS 1
 
 // Request flag: `seed` counts; without it the engine picks one.
 #define IZAR_RING_REQUEST_HAS_SEED 2
 
+// Request flag: every output token waits for a mask of its own, which the front end delivers while the request runs.
+#define IZAR_RING_REQUEST_MASKED 4
+
+// Request flag: log-probabilities of the prompt's tokens are wanted.
+#define IZAR_RING_REQUEST_PROMPT_LOGPROBS 8
+
 // Every flag this version knows.
-#define IZAR_RING_REQUEST_FLAGS 3
+#define IZAR_RING_REQUEST_FLAGS 15
 
 // Most alternatives per token a request can ask log-probabilities for.
 #define IZAR_RING_MAX_LOGPROBS 128
@@ -120,7 +132,7 @@
 #define IZAR_RING_MAGIC 5138124842792475209
 
 // Version of this byte map and these rules.
-#define IZAR_RING_VERSION 1
+#define IZAR_RING_VERSION 2
 
 // Longest model name the header holds, in bytes.
 #define IZAR_RING_MODEL_NAME_BYTES 256
@@ -160,6 +172,9 @@
 
 // Number of [`EngineError::RequestChanged`].
 #define IZAR_RING_ERROR_REQUEST_CHANGED 8
+
+// Number of [`EngineError::MaskLate`].
+#define IZAR_RING_ERROR_MASK_LATE 9
 
 // What is wrong with a request record. The front end wrote it; the engine checks all of it.
 enum IzarRingBadRequest
@@ -201,10 +216,12 @@ enum IzarRingBadRequest
   IZAR_RING_BAD_REQUEST_ALLOWED_IDS = 271,
   // The logit-bias span is bad, or a pair has an id outside the vocabulary or a bias that is not finite.
   IZAR_RING_BAD_REQUEST_LOGIT_BIAS = 272,
-  // The mask span is bad or not one bit per vocabulary entry.
+  // The mask area is bad, not room for two masks, or there although the request is not flagged.
   IZAR_RING_BAD_REQUEST_TOKEN_MASK = 273,
   // The lease was revoked between submission and claim; nobody is left to read the answer.
   IZAR_RING_BAD_REQUEST_LEASE_REVOKED = 274,
+  // `num_prompt_logprobs` is out of range, or its range is misaligned or not inside the lease's output range.
+  IZAR_RING_BAD_REQUEST_PROMPT_LOGPROBS = 275,
 };
 #ifndef __cplusplus
 typedef uint16_t IzarRingBadRequest;
@@ -310,9 +327,9 @@ typedef struct IzarRingRequestRecord {
   struct IzarRingSpan allowed_ids;
   // Pairs [`LogitBias`].
   struct IzarRingSpan logit_bias;
-  // If not empty, one bit per vocabulary entry in `u32` words, low bit first; 0 forbids the token.
-  // The compact form of a large allowed set, for grammars.
-  struct IzarRingSpan token_mask;
+  // If flagged, the mask area: [`MASK_BUFFERS`](crate::MASK_BUFFERS) masks of [`mask_words`] 8-byte words, one bit per
+  // vocabulary entry, low bit first; 0 forbids the token. The front end goes on writing here.
+  struct IzarRingSpan masks;
   // Where output token records go, a multiple of 16.
   uint64_t output_offset;
   // Where log-probability records go, a multiple of 8; ignored when `num_logprobs` is -1.
@@ -341,8 +358,12 @@ typedef struct IzarRingRequestRecord {
   float frequency_penalty;
   // Smaller runs sooner.
   int32_t priority;
+  // If flagged, where log-probability records of the prompt go, a multiple of 8: one for each token but the first.
+  uint64_t prompt_logprobs_offset;
+  // If flagged, the most likely tokens wanted for each token of the prompt, besides the token itself.
+  uint32_t num_prompt_logprobs;
   // Zero.
-  uint8_t reserved[64];
+  uint8_t reserved[52];
 } IzarRingRequestRecord;
 
 // One pair of a logit-bias span.
@@ -425,8 +446,10 @@ typedef struct IzarRingEngineStats {
   uint64_t prompt_tokens;
   // Output tokens produced so far.
   uint64_t output_tokens;
+  // Times a sequence's token was not sampled because its mask was not there yet.
+  uint64_t num_deferrals;
   // Zero.
-  uint64_t reserved[6];
+  uint64_t reserved[5];
 } IzarRingEngineStats;
 
 // Observations by upper bound.
@@ -483,6 +506,8 @@ typedef struct IzarRingHeader {
   uint64_t cancel_offset;
   // Start of the recycle words.
   uint64_t recycle_offset;
+  // Start of the mask words.
+  uint64_t masks_offset;
   // Start of the progress array.
   uint64_t progress_offset;
   // Start of the request records.
@@ -516,7 +541,7 @@ typedef struct IzarRingHeader {
   // Name of the model, UTF-8.
   uint8_t model_name[IZAR_RING_MODEL_NAME_BYTES];
   // Zero.
-  uint8_t reserved1[600];
+  uint8_t reserved1[592];
   // [`EngineStateWord`].
   uint64_t state;
   // Zero.
@@ -540,8 +565,8 @@ static_assert(sizeof(IzarRingHeader) == 4096, "IzarRingHeader");
 static_assert(offsetof(IzarRingHeader, version) == 8, "IzarRingHeader.version");
 static_assert(offsetof(IzarRingHeader, epoch) == 24, "IzarRingHeader.epoch");
 static_assert(offsetof(IzarRingHeader, leases_offset) == 48, "IzarRingHeader.leases_offset");
-static_assert(offsetof(IzarRingHeader, output_bytes) == 128, "IzarRingHeader.output_bytes");
-static_assert(offsetof(IzarRingHeader, model_name) == 168, "IzarRingHeader.model_name");
+static_assert(offsetof(IzarRingHeader, output_bytes) == 136, "IzarRingHeader.output_bytes");
+static_assert(offsetof(IzarRingHeader, model_name) == 176, "IzarRingHeader.model_name");
 static_assert(offsetof(IzarRingHeader, state) == 1024, "IzarRingHeader.state");
 static_assert(offsetof(IzarRingHeader, heartbeat_ns) == 1152, "IzarRingHeader.heartbeat_ns");
 static_assert(offsetof(IzarRingHeader, stats) == 1280, "IzarRingHeader.stats");
@@ -549,6 +574,7 @@ static_assert(offsetof(IzarRingHeader, steps) == 1408, "IzarRingHeader.steps");
 static_assert(sizeof(IzarRingEngineStats) == 128, "IzarRingEngineStats");
 static_assert(offsetof(IzarRingEngineStats, num_running) == 0, "IzarRingEngineStats.num_running");
 static_assert(offsetof(IzarRingEngineStats, output_tokens) == 72, "IzarRingEngineStats.output_tokens");
+static_assert(offsetof(IzarRingEngineStats, num_deferrals) == 80, "IzarRingEngineStats.num_deferrals");
 static_assert(sizeof(IzarRingStepHistogram) == 136, "IzarRingStepHistogram");
 static_assert(offsetof(IzarRingStepHistogram, counts) == 0, "IzarRingStepHistogram.counts");
 static_assert(offsetof(IzarRingStepHistogram, sum) == 128, "IzarRingStepHistogram.sum");
@@ -572,12 +598,14 @@ static_assert(offsetof(IzarRingRequestRecord, bad_words) == 64, "IzarRingRequest
 static_assert(offsetof(IzarRingRequestRecord, allowed_ids) == 80, "IzarRingRequestRecord.allowed_ids");
 static_assert(offsetof(IzarRingRequestRecord, logit_bias) == 96, "IzarRingRequestRecord.logit_bias");
 static_assert(sizeof(IzarRingRequestRecord) == 256, "IzarRingRequestRecord");
-static_assert(offsetof(IzarRingRequestRecord, token_mask) == 112, "IzarRingRequestRecord.token_mask");
+static_assert(offsetof(IzarRingRequestRecord, masks) == 112, "IzarRingRequestRecord.masks");
 static_assert(offsetof(IzarRingRequestRecord, output_offset) == 128, "IzarRingRequestRecord.output_offset");
 static_assert(offsetof(IzarRingRequestRecord, logprobs_offset) == 136, "IzarRingRequestRecord.logprobs_offset");
 static_assert(offsetof(IzarRingRequestRecord, num_logprobs) == 148, "IzarRingRequestRecord.num_logprobs");
 static_assert(offsetof(IzarRingRequestRecord, temperature) == 160, "IzarRingRequestRecord.temperature");
 static_assert(offsetof(IzarRingRequestRecord, priority) == 188, "IzarRingRequestRecord.priority");
+static_assert(offsetof(IzarRingRequestRecord, prompt_logprobs_offset) == 192, "IzarRingRequestRecord.prompt_logprobs_offset");
+static_assert(offsetof(IzarRingRequestRecord, num_prompt_logprobs) == 200, "IzarRingRequestRecord.num_prompt_logprobs");
 static_assert(sizeof(IzarRingLogitBias) == 8, "IzarRingLogitBias");
 static_assert(offsetof(IzarRingLogitBias, token) == 0, "IzarRingLogitBias.token");
 static_assert(offsetof(IzarRingLogitBias, bias) == 4, "IzarRingLogitBias.bias");

@@ -40,13 +40,15 @@ pub enum BadRequest {
     AllowedIds = 0x10f,
     /// The logit-bias span is bad, or a pair has an id outside the vocabulary or a bias that is not finite.
     LogitBias = 0x110,
-    /// The mask span is bad or not one bit per vocabulary entry.
+    /// The mask area is bad, not room for two masks, or there although the request is not flagged.
     TokenMask = 0x111,
     /// The lease was revoked between submission and claim; nobody is left to read the answer.
     LeaseRevoked = 0x112,
+    /// `num_prompt_logprobs` is out of range, or its range is misaligned or not inside the lease's output range.
+    PromptLogprobs = 0x113,
 }
 
-const BAD_REQUESTS: [BadRequest; 19] = [
+const BAD_REQUESTS: [BadRequest; 20] = [
     BadRequest::Generation,
     BadRequest::Flags,
     BadRequest::Prompt,
@@ -66,6 +68,7 @@ const BAD_REQUESTS: [BadRequest; 19] = [
     BadRequest::LogitBias,
     BadRequest::TokenMask,
     BadRequest::LeaseRevoked,
+    BadRequest::PromptLogprobs,
 ];
 
 /// Number of the first [`BadRequest`].
@@ -112,8 +115,13 @@ impl fmt::Display for BadRequest {
             }
             Self::AllowedIds => "allowed ids must be token ids inside the lease's input range",
             Self::LogitBias => "logit bias must be pairs of a token id and a finite number",
-            Self::TokenMask => "token mask must have one bit per vocabulary entry",
+            Self::TokenMask => {
+                "mask area must be room for two masks inside the lease's input range"
+            }
             Self::LeaseRevoked => "lease was revoked before the engine claimed the request",
+            Self::PromptLogprobs => {
+                "prompt logprobs are out of range or outside the lease's output range"
+            }
         })
     }
 }
@@ -136,6 +144,8 @@ pub const ERROR_ENGINE_RESTARTED: u16 = 6;
 pub const ERROR_NOTHING_ALLOWED: u16 = 7;
 /// Number of [`EngineError::RequestChanged`].
 pub const ERROR_REQUEST_CHANGED: u16 = 8;
+/// Number of [`EngineError::MaskLate`].
+pub const ERROR_MASK_LATE: u16 = 9;
 
 /// Why the engine ended a request, or itself, with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +166,8 @@ pub enum EngineError {
     NothingAllowed,
     /// The front end changed the request after it was validated.
     RequestChanged,
+    /// The front end did not deliver a token mask in time.
+    MaskLate,
     /// The request record is wrong.
     BadRequest(BadRequest),
 }
@@ -172,6 +184,7 @@ impl EngineError {
             Self::EngineRestarted => ERROR_ENGINE_RESTARTED,
             Self::NothingAllowed => ERROR_NOTHING_ALLOWED,
             Self::RequestChanged => ERROR_REQUEST_CHANGED,
+            Self::MaskLate => ERROR_MASK_LATE,
             Self::BadRequest(bad) => bad.code(),
         }
     }
@@ -187,6 +200,7 @@ impl EngineError {
             ERROR_ENGINE_RESTARTED => Self::EngineRestarted,
             ERROR_NOTHING_ALLOWED => Self::NothingAllowed,
             ERROR_REQUEST_CHANGED => Self::RequestChanged,
+            ERROR_MASK_LATE => Self::MaskLate,
             _ => match BadRequest::from_code(code) {
                 Some(bad) => Self::BadRequest(bad),
                 None => return None,
@@ -208,6 +222,7 @@ impl fmt::Display for EngineError {
             Self::RequestChanged => {
                 f.write_str("request was changed after the engine validated it")
             }
+            Self::MaskLate => f.write_str("front end did not deliver a token mask in time"),
             Self::BadRequest(bad) => bad.fmt(f),
         }
     }

@@ -11,7 +11,7 @@ use crate::words::ERROR_SHIFT;
 /// First eight bytes of a ring: `IZARRING` in memory order.
 pub const RING_MAGIC: u64 = 0x474e_4952_5241_5a49;
 /// Version of this byte map and these rules.
-pub const RING_VERSION: u32 = 1;
+pub const RING_VERSION: u32 = 2;
 /// Longest model name the header holds, in bytes.
 pub const MODEL_NAME_BYTES: usize = 256;
 
@@ -55,6 +55,8 @@ pub struct Header {
     pub cancel_offset: u64,
     /// Start of the recycle words.
     pub recycle_offset: u64,
+    /// Start of the mask words.
+    pub masks_offset: u64,
     /// Start of the progress array.
     pub progress_offset: u64,
     /// Start of the request records.
@@ -88,7 +90,7 @@ pub struct Header {
     /// Name of the model, UTF-8.
     pub model_name: [u8; MODEL_NAME_BYTES],
     /// Zero.
-    pub reserved1: [u8; 600],
+    pub reserved1: [u8; 592],
     /// [`EngineStateWord`].
     pub state: u64,
     /// Zero.
@@ -118,6 +120,7 @@ record_codec!(Header, HEADER_BYTES as usize, {
     submit_offset,
     cancel_offset,
     recycle_offset,
+    masks_offset,
     progress_offset,
     requests_offset,
     results_offset,
@@ -149,9 +152,9 @@ const _: () = {
     assert!(RING_MAGIC == u64::from_le_bytes(*b"IZARRING"));
     assert!(offset_of!(Header, epoch) == 24);
     assert!(offset_of!(Header, leases_offset) == 48);
-    assert!(offset_of!(Header, output_bytes) == 128);
-    assert!(offset_of!(Header, max_model_len) == 136);
-    assert!(offset_of!(Header, model_name) == 168);
+    assert!(offset_of!(Header, output_bytes) == 136);
+    assert!(offset_of!(Header, max_model_len) == 144);
+    assert!(offset_of!(Header, model_name) == 176);
     assert!(offset_of!(Header, state) as u64 == HEADER_STATE);
     assert!(offset_of!(Header, heartbeat_ns) as u64 == HEADER_HEARTBEAT);
     assert!(offset_of!(Header, stats) as u64 == HEADER_STATS);
@@ -182,8 +185,10 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Output tokens produced so far.
     pub output_tokens: u64,
+    /// Times a sequence's token was not sampled because its mask was not there yet.
+    pub num_deferrals: u64,
     /// Zero.
-    pub reserved: [u64; 6],
+    pub reserved: [u64; 5],
 }
 
 record_codec!(EngineStats, 128, {
@@ -197,6 +202,7 @@ record_codec!(EngineStats, 128, {
     prefix_hit_tokens,
     prompt_tokens,
     output_tokens,
+    num_deferrals,
     reserved,
 });
 
@@ -300,6 +306,7 @@ impl Header {
             submit,
             cancel,
             recycle,
+            masks,
             progress,
             requests,
             results,
@@ -317,6 +324,7 @@ impl Header {
         header.submit_offset = submit;
         header.cancel_offset = cancel;
         header.recycle_offset = recycle;
+        header.masks_offset = masks;
         header.progress_offset = progress;
         header.requests_offset = requests;
         header.results_offset = results;
@@ -352,6 +360,7 @@ impl Header {
             self.submit_offset,
             self.cancel_offset,
             self.recycle_offset,
+            self.masks_offset,
             self.progress_offset,
             self.requests_offset,
             self.results_offset,

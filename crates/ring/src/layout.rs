@@ -14,7 +14,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const HEADER_BYTES: u64 = 4096;
 /// Size of one lease, in bytes.
 pub const LEASE_BYTES: u64 = 512;
-/// Size of one submit, cancel or recycle word, in bytes.
+/// Size of one submit, cancel, recycle or mask word, in bytes.
 pub const WORD_BYTES: u64 = 8;
 /// Size of one slot's progress (status word, count word), in bytes.
 pub const PROGRESS_BYTES: u64 = 16;
@@ -112,6 +112,7 @@ pub struct RingLayout {
     submit: u64,
     cancel: u64,
     recycle: u64,
+    masks: u64,
     progress: u64,
     requests: u64,
     results: u64,
@@ -159,7 +160,8 @@ impl RingLayout {
         let submit = leases + page_up(num_leases as u64 * LEASE_BYTES);
         let cancel = submit + page_up(slots * WORD_BYTES);
         let recycle = cancel + page_up(slots * WORD_BYTES);
-        let progress = recycle + page_up(slots * WORD_BYTES);
+        let masks = recycle + page_up(slots * WORD_BYTES);
+        let progress = masks + page_up(slots * WORD_BYTES);
         let requests = progress + page_up(slots * PROGRESS_BYTES);
         let results = requests + page_up(slots * REQUEST_BYTES);
         let input = results + page_up(slots * RESULT_BYTES);
@@ -171,6 +173,7 @@ impl RingLayout {
             submit,
             cancel,
             recycle,
+            masks,
             progress,
             requests,
             results,
@@ -200,14 +203,15 @@ impl RingLayout {
         self.total
     }
 
-    /// The section offsets in the order of the byte map: leases, submit, cancel, recycle, progress,
-    /// requests, results, input arena, output arena.
-    pub const fn sections(&self) -> [u64; 9] {
+    /// The section offsets in the order of the byte map: leases, submit, cancel, recycle, masks,
+    /// progress, requests, results, input arena, output arena.
+    pub const fn sections(&self) -> [u64; 10] {
         [
             self.leases,
             self.submit,
             self.cancel,
             self.recycle,
+            self.masks,
             self.progress,
             self.requests,
             self.results,
@@ -254,6 +258,11 @@ impl RingLayout {
     /// (SYNC slot-read-out).
     pub const fn recycle_offset(&self, slot: SlotIdx) -> u64 {
         self.slot(self.recycle, slot, WORD_BYTES)
+    }
+
+    /// Mask word of a slot; stored with release after the mask that it promises (SYNC mask-delivered).
+    pub const fn mask_offset(&self, slot: SlotIdx) -> u64 {
+        self.slot(self.masks, slot, WORD_BYTES)
     }
 
     /// Status word of a slot; its count word follows 8 bytes on.

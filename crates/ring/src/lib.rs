@@ -16,11 +16,12 @@
 //! |      8,192 |   8 × slots     | submit words           | front end         | [`SlotWord`] |
 //! |     40,960 |   8 × slots     | cancel words           | front end         | [`SlotWord`] |
 //! |     73,728 |   8 × slots     | recycle words          | front end         | [`SlotWord`] |
-//! |    106,496 |  16 × slots     | progress (64 KiB)      | engine            | [`StatusWord`], [`CountWord`] |
-//! |    172,032 | 256 × slots     | request records        | front end         | [`RequestRecord`] |
-//! |  1,220,608 |  64 × slots     | result records         | engine            | [`ResultRecord`] |
-//! |  1,482,752 | 64 MiB          | input arena            | front end         | token ids, lists, pairs |
-//! | 68,591,616 | 256 MiB         | output arena           | engine            | [`OutputRecord`], [`LogprobHead`] + [`LogprobEntry`] |
+//! |    106,496 |   8 × slots     | mask words             | front end         | [`MaskWord`] |
+//! |    139,264 |  16 × slots     | progress (64 KiB)      | engine            | [`StatusWord`], [`CountWord`] |
+//! |    204,800 | 256 × slots     | request records        | front end         | [`RequestRecord`] |
+//! |  1,253,376 |  64 × slots     | result records         | engine            | [`ResultRecord`] |
+//! |  1,515,520 | 64 MiB          | input arena            | front end         | token ids, lists, pairs, masks |
+//! | 68,624,384 | 256 MiB         | output arena           | engine            | [`OutputRecord`], [`LogprobHead`] + [`LogprobEntry`] |
 //!
 //! Inside the header, at offset 0 the constants and the description, at 1024 the engine state, at 1152
 //! the engine's heartbeat, at 1280 its counters and
@@ -100,14 +101,14 @@ const _: () = {
         panic!("the default geometry can be laid out")
     };
     let sections = [
-        4_096, 8_192, 40_960, 73_728, 106_496, 172_032, 1_220_608, 1_482_752, 68_591_616,
+        4_096, 8_192, 40_960, 73_728, 106_496, 139_264, 204_800, 1_253_376, 1_515_520, 68_624_384,
     ];
     let mut i = 0;
     while i < sections.len() {
         assert!(layout.sections()[i] == sections[i]);
         i += 1;
     }
-    assert!(layout.total_bytes() == 337_027_072);
+    assert!(layout.total_bytes() == 337_059_840);
     let progress = layout.progress_range();
     assert!(progress.end - progress.start == 64 << 10);
     assert!(HEADER_STATE == 1024 && HEADER_HEARTBEAT == 1152 && HEADER_STATS == 1280);

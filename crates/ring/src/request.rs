@@ -20,8 +20,12 @@ record_codec!(Span, 16, { offset, len, reserved });
 pub const REQUEST_IGNORE_EOS: u32 = 1;
 /// Request flag: `seed` counts; without it the engine picks one.
 pub const REQUEST_HAS_SEED: u32 = 2;
+/// Request flag: every output token waits for a mask of its own, which the front end delivers while the request runs.
+pub const REQUEST_MASKED: u32 = 4;
+/// Request flag: log-probabilities of the prompt's tokens are wanted.
+pub const REQUEST_PROMPT_LOGPROBS: u32 = 8;
 /// Every flag this version knows.
-pub const REQUEST_FLAGS: u32 = 3;
+pub const REQUEST_FLAGS: u32 = 15;
 
 /// Most alternatives per token a request can ask log-probabilities for.
 pub const MAX_LOGPROBS: i32 = 128;
@@ -50,9 +54,9 @@ pub struct RequestRecord {
     pub allowed_ids: Span,
     /// Pairs [`LogitBias`].
     pub logit_bias: Span,
-    /// If not empty, one bit per vocabulary entry in `u32` words, low bit first; 0 forbids the token.
-    /// The compact form of a large allowed set, for grammars.
-    pub token_mask: Span,
+    /// If flagged, the mask area: [`MASK_BUFFERS`](crate::MASK_BUFFERS) masks of [`mask_words`] 8-byte words, one bit per
+    /// vocabulary entry, low bit first; 0 forbids the token. The front end goes on writing here.
+    pub masks: Span,
     /// Where output token records go, a multiple of 16.
     pub output_offset: u64,
     /// Where log-probability records go, a multiple of 8; ignored when `num_logprobs` is -1.
@@ -81,8 +85,12 @@ pub struct RequestRecord {
     pub frequency_penalty: f32,
     /// Smaller runs sooner.
     pub priority: i32,
+    /// If flagged, where log-probability records of the prompt go, a multiple of 8: one for each token but the first.
+    pub prompt_logprobs_offset: u64,
+    /// If flagged, the most likely tokens wanted for each token of the prompt, besides the token itself.
+    pub num_prompt_logprobs: u32,
     /// Zero.
-    pub reserved: [u8; 64],
+    pub reserved: [u8; 52],
 }
 
 record_codec!(RequestRecord, 256, {
@@ -96,7 +104,7 @@ record_codec!(RequestRecord, 256, {
     bad_words,
     allowed_ids,
     logit_bias,
-    token_mask,
+    masks,
     output_offset,
     logprobs_offset,
     output_capacity,
@@ -111,6 +119,8 @@ record_codec!(RequestRecord, 256, {
     presence_penalty,
     frequency_penalty,
     priority,
+    prompt_logprobs_offset,
+    num_prompt_logprobs,
     reserved,
 });
 
@@ -122,12 +132,13 @@ const _: () = {
     assert!(offset_of!(RequestRecord, bad_words) == 64);
     assert!(offset_of!(RequestRecord, allowed_ids) == 80);
     assert!(offset_of!(RequestRecord, logit_bias) == 96);
-    assert!(offset_of!(RequestRecord, token_mask) == 112);
+    assert!(offset_of!(RequestRecord, masks) == 112);
     assert!(offset_of!(RequestRecord, output_offset) == 128);
     assert!(offset_of!(RequestRecord, output_capacity) == 144);
     assert!(offset_of!(RequestRecord, temperature) == 160);
     assert!(offset_of!(RequestRecord, priority) == 188);
-    assert!(offset_of!(RequestRecord, reserved) == 192);
+    assert!(offset_of!(RequestRecord, prompt_logprobs_offset) == 192);
+    assert!(offset_of!(RequestRecord, reserved) == 204);
 };
 
 impl Default for RequestRecord {
@@ -154,7 +165,7 @@ pub(crate) const UNFILLED: RequestRecord = RequestRecord {
     bad_words: NO_SPAN,
     allowed_ids: NO_SPAN,
     logit_bias: NO_SPAN,
-    token_mask: NO_SPAN,
+    masks: NO_SPAN,
     output_offset: 0,
     logprobs_offset: 0,
     output_capacity: 0,
@@ -169,8 +180,15 @@ pub(crate) const UNFILLED: RequestRecord = RequestRecord {
     presence_penalty: 0.0,
     frequency_penalty: 0.0,
     priority: 0,
-    reserved: [0; 64],
+    prompt_logprobs_offset: 0,
+    num_prompt_logprobs: 0,
+    reserved: [0; 52],
 };
+
+/// Words of 8 bytes that one token mask takes.
+pub const fn mask_words(vocab_size: u32) -> u32 {
+    vocab_size.div_ceil(64)
+}
 
 /// One pair of a logit-bias span.
 #[repr(C)]

@@ -222,6 +222,67 @@ impl CountWord {
     }
 }
 
+/// Masks that can be delivered and not used yet: mask `k` lies in buffer `k % MASK_BUFFERS` of the request's mask area.
+pub const MASK_BUFFERS: u32 = 2;
+/// Bits that the flags are shifted by in a mask word.
+pub const MASK_FLAGS_SHIFT: u32 = 24;
+
+/// Mask word of a slot, written by the front end: `generation << 32 | flags << 24 | num_delivered`.
+///
+/// Bit `b` of the flags says that the mask in buffer `b` allows everything; the buffer's content then means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskWord {
+    /// Generation of the slot whose masks these are.
+    pub generation: u32,
+    /// Masks delivered so far, for the output tokens from the first on.
+    pub num_delivered: u32,
+    /// Per buffer: its mask allows everything.
+    pub is_open: [bool; MASK_BUFFERS as usize],
+}
+
+/// Whether the mask of an output token is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskState {
+    /// Not delivered yet.
+    Awaited,
+    /// Delivered: it allows everything.
+    Open,
+    /// Delivered: it lies in its buffer.
+    Ready,
+}
+
+impl MaskWord {
+    /// The word as stored. `num_delivered` must not exceed [`MAX_OUTPUT_TOKENS`].
+    pub const fn pack(self) -> u64 {
+        debug_assert!(self.num_delivered <= MAX_OUTPUT_TOKENS);
+        let flags = self.is_open[0] as u64 | (self.is_open[1] as u64) << 1;
+        (self.generation as u64) << GENERATION_SHIFT
+            | flags << MASK_FLAGS_SHIFT
+            | self.num_delivered as u64
+    }
+
+    /// The word stored as `word`.
+    pub const fn unpack(word: u64) -> Self {
+        let flags = word >> MASK_FLAGS_SHIFT;
+        Self {
+            generation: (word >> GENERATION_SHIFT) as u32,
+            num_delivered: word as u32 & MAX_OUTPUT_TOKENS,
+            is_open: [flags & 1 != 0, flags & 2 != 0],
+        }
+    }
+
+    /// What the word says to the engine, which runs `generation`, about the mask of output token `index`.
+    pub const fn state(self, generation: u32, index: u32) -> MaskState {
+        if self.generation != generation || self.num_delivered <= index {
+            MaskState::Awaited
+        } else if self.is_open[(index % MASK_BUFFERS) as usize] {
+            MaskState::Open
+        } else {
+            MaskState::Ready
+        }
+    }
+}
+
 /// What a slot's progress says about one generation of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observation {

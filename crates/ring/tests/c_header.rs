@@ -56,7 +56,8 @@ fn assertions() -> String {
         &mut out,
         EngineStats {
             num_running,
-            output_tokens
+            output_tokens,
+            num_deferrals
         }
     );
     assert_layout!(&mut out, StepHistogram { counts, sum });
@@ -92,12 +93,14 @@ fn assertions() -> String {
     assert_layout!(
         &mut out,
         RequestRecord {
-            token_mask,
+            masks,
             output_offset,
             logprobs_offset,
             num_logprobs,
             temperature,
-            priority
+            priority,
+            prompt_logprobs_offset,
+            num_prompt_logprobs
         }
     );
     assert_layout!(&mut out, LogitBias { token, bias });

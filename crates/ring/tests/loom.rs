@@ -456,3 +456,84 @@ fn submission_that_races_with_its_leases_end_is_refused_or_ignored() {
     });
     REACHED.assert();
 }
+
+#[test]
+fn delivered_mask_is_whole_and_its_buffer_is_free_two_tokens_later() {
+    static REACHED: Reached = Reached::new();
+    explore(3, || {
+        let mut engine = engine();
+        let mut front_end = front_end(&mut engine);
+        let generation = front_end.submit_masked(SLOT);
+        engine.scan(&mut |_| ());
+        engine.claim(SLOT, 0).unwrap();
+        let source = engine.mask_source(SLOT).unwrap();
+        let writer = spawn(move || {
+            front_end.deliver(SLOT, generation, 0, 0xa);
+            front_end.deliver(SLOT, generation, 1, 0xb);
+            for _ in 0..2 {
+                // Token 1 was sampled under mask 1, after mask 0 was used: its buffer is free.
+                if let Observation::Running {
+                    num_generated: 2, ..
+                } = front_end.observe(SLOT, generation)
+                {
+                    REACHED.mark();
+                    front_end.deliver(SLOT, generation, 2, 0xc);
+                    return;
+                }
+                yield_now();
+            }
+        });
+        let mut next = 0;
+        for _ in 0..3 {
+            let mut mask = [0; 4];
+            if next < 2 && source.load(next, &mut mask) == MaskState::Ready {
+                assert_eq!(
+                    mask,
+                    [0xa + next, 0, 0, 0],
+                    "loom fails a racing copy itself"
+                );
+                engine.publish_token(SLOT, output(7), None);
+                next += 1;
+            }
+            yield_now();
+        }
+        writer.join().unwrap();
+    });
+    REACHED.assert();
+}
+
+impl FrontEnd {
+    /// Submits the plain request with a mask area behind its prompt.
+    fn submit_masked(&mut self, slot: SlotIdx) -> u32 {
+        let generation = self.next_generation(slot).expect("slot is empty");
+        let record = RequestRecord {
+            flags: REQUEST_MASKED,
+            masks: Span {
+                offset: self.input_offset(slot) + 16,
+                len: 4,
+                reserved: 0,
+            },
+            ..self.record(slot, generation)
+        };
+        self.write_request(slot, &record, [3, 4]);
+        self.store_submit(slot, generation);
+        self.ring_doorbell();
+        generation
+    }
+
+    /// Delivers mask `index`, whose first word is `low`.
+    fn deliver(&self, slot: SlotIdx, generation: u32, index: u32, low: u64) {
+        let area = self.input_offset(slot) + 16 + u64::from(index % 2) * 16;
+        let bytes = [low, 0].map(u64::to_le_bytes).concat();
+        self.memory.write(area, &bytes).unwrap();
+        let word = MaskWord {
+            generation,
+            num_delivered: index + 1,
+            is_open: [false; 2],
+        };
+        // SYNC mask-delivered: pairs with the acquire load in `MaskSource::load`.
+        self.memory
+            .write_flag(self.layout.mask_offset(slot), word.pack())
+            .unwrap();
+    }
+}

@@ -29,7 +29,7 @@ pub mod client;
 #[cfg(feature = "mock-engine")]
 pub mod mock_engine;
 
-pub use engine_end::EngineEnd;
+pub use engine_end::{EngineEnd, TokenMasks};
 pub use in_process::{InProcess, InProcessError};
 pub use shared_memory::{AttachError, CreateError, SharedMemory};
 pub use transport::{ReadOp, Transport, TransportError};

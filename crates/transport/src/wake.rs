@@ -143,6 +143,11 @@ impl EngineDoorbell {
         }
     }
 
+    /// The transport, for whoever needs its memory mapped.
+    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
+        self.transport.clone()
+    }
+
     /// Wakes the engine thread itself, for example to make it notice a shutdown request.
     pub fn wake_engine(&self) {
         if let Some(event) = self.transport.engine_event() {

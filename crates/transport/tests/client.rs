@@ -171,7 +171,8 @@ fn everything_asked_for_reaches_the_engine() {
             logprobs: Some(4),
             logit_bias: &[(8, 1.5), (9, -2.0)],
             allowed_token_ids: Some(&[1, 2, 3]),
-            token_mask: Some(&[u32::MAX, 7, 0]),
+            masked_vocab_size: 70,
+            prompt_logprobs: Some(2),
             bad_words: &[&[4, 5], &[6]],
             priority: -3,
             request_id: 1234,
@@ -189,7 +190,8 @@ fn everything_asked_for_reaches_the_engine() {
         assert_eq!(engine.prompt(slot), [11, 12, 13]);
         assert_eq!(engine.stop_ids(slot), [3]);
         assert_eq!(engine.allowed_ids(slot), [1, 2, 3]);
-        assert_eq!(engine.token_mask(slot), [u32::MAX, 7, 0]);
+        assert!(request.is_masked && engine.mask_source(slot).is_some());
+        assert_eq!(request.num_prompt_logprobs, Some(2));
         assert_eq!(
             engine.bad_words(slot).collect::<Vec<_>>(),
             [&[4, 5][..], &[6]]

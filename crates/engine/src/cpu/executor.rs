@@ -8,16 +8,17 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use izar_ring::{EngineError, LogprobEntry, MAX_LOGPROBS};
+use izar_ring::{EngineError, MAX_LOGPROBS, MaskState};
+use izar_transport::TokenMasks;
 
 use super::memory::Shared;
 use super::{Batch, BatchEntry, CpuModel, LogitsOf};
 use crate::driver::{
-    Executor, ExecutorFailed, RowBinding, RowSample, StepEntry, StepOutput, StepWork, StopLimits,
-    now_ns,
+    Executor, ExecutorFailed, NoToken, PromptLogprobs, RowBinding, RowSample, StepEntry,
+    StepOutput, StepWork, StopLimits, now_ns,
 };
 use crate::sampling::stop::{self, FinishReason, StopParams};
-use crate::sampling::{BadWords, RowLimits, RowState, SampleError, Sampler, TokenLists};
+use crate::sampling::{BadWords, Logprobs, RowLimits, RowState, SampleError, Sampler, TokenLists};
 
 /// Steps that may be launched and not waited for.
 const DEPTH: usize = 2;
@@ -114,13 +115,24 @@ struct Row {
     limits: StopLimits,
     min_tokens: u32,
     stop_ids: Vec<u32>,
-    token_mask: Vec<u32>,
+    masks: Option<TokenMasks>,
+    /// The prompt and how many likely tokens are wanted besides each of its own, where that is wanted.
+    prompt: Vec<u32>,
+    prompt_logprobs: Option<u32>,
     /// The binding was refused: a front end changed a request after it was validated.
     is_broken: bool,
-    /// What was sampled last: the input of the next decode.
+    /// The newest token: the input of the next decode.
     last_token: u32,
     /// Outcome of the running step: the token and whether it ends the sequence.
-    sampled: Result<(u32, Option<FinishReason>), EngineError>,
+    sampled: Result<(u32, Option<FinishReason>), NoToken>,
+}
+
+/// What a rank of the team samples with.
+struct Tools {
+    sampler: Sampler,
+    /// The mask of the row at hand.
+    mask: Vec<u32>,
+    logprobs: Logprobs,
 }
 
 /// The step thread's state.
@@ -131,7 +143,7 @@ struct StepRunner {
     /// A row is locked by the one rank that samples it; never contended.
     rows: Box<[Mutex<Row>]>,
     /// One per rank, for the same reason.
-    samplers: Box<[Mutex<Sampler>]>,
+    tools: Box<[Mutex<Tools>]>,
     entries: Vec<BatchEntry>,
     /// Entries that sample, in the order of the logits rows.
     sampling: Vec<StepEntry>,
@@ -151,19 +163,26 @@ impl StepRunner {
                 limits: StopLimits::default(),
                 min_tokens: 0,
                 stop_ids: Vec::new(),
-                token_mask: Vec::new(),
+                masks: None,
+                prompt: Vec::new(),
+                prompt_logprobs: None,
                 is_broken: true,
                 last_token: 0,
-                sampled: Err(EngineError::EngineFailed),
+                sampled: Err(NoToken::Deferred),
+            })
+        };
+        let tools = || {
+            Mutex::new(Tools {
+                sampler: Sampler::new(vocab_size),
+                mask: vec![0; vocab_size.div_ceil(32)],
+                logprobs: Logprobs::new(MAX_LOGPROBS as usize),
             })
         };
         Self {
             eos_ids: options.eos_ids,
             max_model_len: options.max_model_len as u32,
             rows: (0..options.max_num_seqs).map(|_| row()).collect(),
-            samplers: (0..model.options().num_threads)
-                .map(|_| Mutex::new(Sampler::new(vocab_size)))
-                .collect(),
+            tools: (0..model.options().num_threads).map(|_| tools()).collect(),
             entries: Vec::with_capacity(options.max_num_seqs),
             sampling: Vec::with_capacity(options.max_num_seqs),
             model,
@@ -185,6 +204,7 @@ impl StepRunner {
         let forward_done_ns = now_ns();
         self.sample();
         self.collect(&mut work.output);
+        self.score_prompts(work);
         work.output.finished_ns = now_ns();
         work.output.sampling_ns = work.output.finished_ns - forward_done_ns;
     }
@@ -210,7 +230,13 @@ impl StepRunner {
         row.limits = binding.limits;
         row.min_tokens = binding.params.min_tokens;
         row.stop_ids.clone_from(&binding.stop_ids);
-        row.token_mask.clone_from(&binding.token_mask);
+        row.masks.clone_from(&binding.masks);
+        row.last_token = binding.history.last().copied().unwrap_or(0);
+        row.prompt_logprobs = binding.prompt_logprobs;
+        row.prompt.clear();
+        if binding.prompt_logprobs.is_some() {
+            row.prompt.extend_from_slice(prompt);
+        }
     }
 
     /// Turns the step's entries into the model's, and fills in the decode tokens.
@@ -245,7 +271,7 @@ impl StepRunner {
             eos_ids,
             max_model_len,
             rows,
-            samplers,
+            tools,
             sampling,
             ..
         } = self;
@@ -253,12 +279,12 @@ impl StepRunner {
         let (team, logits) = model.team_and_logits();
         let logits = Shared::of(logits);
         team.run(|rank| {
-            let mut sampler = lock(&samplers[rank.rank()]);
+            let mut tools = lock(&tools[rank.rank()]);
             rank.for_each(sampling.len(), |idx| {
                 // SAFETY: the team runs while `logits` is borrowed, and each row is one item, hence one rank's.
                 let logits = unsafe { logits.slice_mut(idx * vocab_size, vocab_size) };
                 let mut row = lock(&rows[sampling[idx].row as usize]);
-                row.sample(&mut sampler, logits, eos_ids, *max_model_len);
+                row.sample(&sampling[idx], &mut tools, logits, eos_ids, *max_model_len);
             });
         });
     }
@@ -275,11 +301,7 @@ impl StepRunner {
                 num_logprobs: 0,
             };
             if let Some(logprobs) = row.state.logprobs().filter(|_| row.sampled.is_ok()) {
-                let entries = logprobs.entries().iter();
-                output.logprobs.extend(entries.map(|e| LogprobEntry {
-                    token: e.token,
-                    logprob: e.logprob,
-                }));
+                output.logprobs.extend_from_slice(logprobs.entries());
                 sample.rank = logprobs.rank();
                 sample.num_logprobs = output.logprobs.len() as u32 - sample.first_logprob;
             }
@@ -288,28 +310,97 @@ impl StepRunner {
     }
 }
 
+impl StepRunner {
+    /// Looks up the prompt tokens that the step's chunks predict, for the rows that want that. Takes the logits over.
+    fn score_prompts(&mut self, work: &mut StepWork) {
+        let StepWork {
+            entries, output, ..
+        } = work;
+        let mut first_token = 0;
+        for entry in entries {
+            let wanted = lock(&self.rows[entry.row as usize]).prompt_logprobs;
+            if let Some(num_top) = wanted {
+                self.score_prompt(entry, first_token, num_top, output);
+            }
+            first_token += entry.num_tokens;
+        }
+    }
+
+    /// The tokens after each position of the entry, as far as they are the prompt's, a few rows of logits at a time.
+    fn score_prompt(
+        &mut self,
+        entry: &StepEntry,
+        first_token: u32,
+        num_top: u32,
+        output: &mut StepOutput,
+    ) {
+        let Self {
+            model, rows, tools, ..
+        } = self;
+        let vocab_size = model.config().vocab_size;
+        let max_rows = model.options().max_logit_rows as u32;
+        let row = lock(&rows[entry.row as usize]);
+        let mut tools = lock(&tools[0]);
+        let Tools {
+            sampler, logprobs, ..
+        } = &mut *tools;
+        let last = (entry.start + entry.num_tokens).min(row.prompt.len() as u32 - 1);
+        let mut start = entry.start;
+        while start < last {
+            let end = last.min(start + max_rows);
+            let tokens = first_token + start - entry.start..first_token + end - entry.start;
+            let logits = model.logits_again(tokens);
+            for (logits, position) in logits.chunks_exact(vocab_size).zip(start + 1..) {
+                let token = row.prompt[position as usize];
+                // Logits that are no numbers fail the row when it samples.
+                if sampler
+                    .logprobs_of(logits, token, num_top as usize, logprobs)
+                    .is_ok()
+                {
+                    output.prompt_logprobs.push(PromptLogprobs {
+                        slot: entry.slot,
+                        position,
+                        rank: logprobs.rank(),
+                        first_logprob: output.logprobs.len() as u32,
+                        num_logprobs: logprobs.entries().len() as u32,
+                    });
+                    output.logprobs.extend_from_slice(logprobs.entries());
+                }
+            }
+            start = end;
+        }
+    }
+}
+
 impl Row {
     fn sample(
         &mut self,
-        sampler: &mut Sampler,
+        entry: &StepEntry,
+        tools: &mut Tools,
         logits: &mut [f32],
         eos_ids: &[u32],
         max_model_len: u32,
     ) {
-        self.sampled = self.try_sample(sampler, logits, eos_ids, max_model_len);
+        self.sampled = self.try_sample(entry, tools, logits, eos_ids, max_model_len);
     }
 
     fn try_sample(
         &mut self,
-        sampler: &mut Sampler,
+        entry: &StepEntry,
+        tools: &mut Tools,
         logits: &mut [f32],
         eos_ids: &[u32],
         max_model_len: u32,
-    ) -> Result<(u32, Option<FinishReason>), EngineError> {
+    ) -> Result<(u32, Option<FinishReason>), NoToken> {
         if self.is_broken {
-            return Err(EngineError::RequestChanged);
+            return Err(EngineError::RequestChanged.into());
         }
-        let grammar = (!self.token_mask.is_empty()).then_some(self.token_mask.as_slice());
+        let Tools { sampler, mask, .. } = tools;
+        let grammar = match self.find_mask(entry, mask) {
+            MaskState::Awaited => return Err(NoToken::Deferred),
+            MaskState::Open => None,
+            MaskState::Ready => Some(mask.as_slice()),
+        };
         let token =
             sampler
                 .sample(logits, &mut self.state, grammar)
@@ -329,6 +420,18 @@ impl Row {
         let finish = stop::check(token, self.state.num_generated(), &params);
         self.last_token = token;
         Ok((token, finish))
+    }
+
+    /// Looks for the mask of the token that `entry` would sample. An entry behind a token that was put off samples nothing.
+    fn find_mask(&self, entry: &StepEntry, mask: &mut [u32]) -> MaskState {
+        let Some(masks) = &self.masks else {
+            return MaskState::Open;
+        };
+        let index = self.state.num_generated();
+        if entry.start + entry.num_tokens != self.limits.prompt_len + index {
+            return MaskState::Awaited;
+        }
+        masks.load(index, mask)
     }
 }
 

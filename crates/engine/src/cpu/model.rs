@@ -196,6 +196,22 @@ impl CpuModel {
         &mut self.logits[..rows * self.config.vocab_size]
     }
 
+    /// Logits of tokens `tokens` of the step that [`forward`](Self::forward) computed last, `[tokens.len(), vocab_size]`, with
+    /// the same bits that it would have given them. They take the place of its own.
+    ///
+    /// # Panics
+    /// If the step had fewer tokens, or the options allow fewer rows.
+    pub fn logits_again(&mut self, tokens: std::ops::Range<u32>) -> &mut [f32] {
+        assert!(tokens.end as usize <= self.plan.positions.len());
+        assert!(tokens.len() <= self.options.max_logit_rows);
+        let rows = tokens.len();
+        self.plan.logit_tokens.clear();
+        self.plan.logit_tokens.extend(tokens);
+        let logits = self.logits.shared();
+        step::run_head(self, logits);
+        &mut self.logits[..rows * self.config.vocab_size]
+    }
+
     /// The team and the logits of the last step, `[max_logit_rows, vocab_size]`, for sampling in parallel.
     pub fn team_and_logits(&mut self) -> (&mut Team, &mut [f32]) {
         (&mut self.team, &mut self.logits)

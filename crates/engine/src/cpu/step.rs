@@ -26,7 +26,7 @@ use super::model::{CpuModel, CpuOptions, SCRATCH, is_integer};
 use super::moe::{MoeStep, run_moe};
 use super::pack::{DecodeRow, Matrix};
 use super::simd::{Isa, Kernel, run as run_kernel};
-use super::team::Rank;
+use super::team::{Rank, Team};
 use super::weights::{Ffn, Weights};
 pub(super) use plan::Plan;
 
@@ -62,10 +62,35 @@ pub(super) struct Step<'a> {
 
 /// Runs a step whose plan is prepared.
 pub(super) fn run(model: &mut CpuModel, batch: &Batch<'_>, logits: Shared<f32>) {
-    let num_tokens = batch.tokens.len();
-    if num_tokens == 0 {
+    if batch.tokens.is_empty() {
         return;
     }
+    let (step, team, kv) = prepared(model, batch, logits);
+    team.run(|rank| match kv {
+        KvAny::F32(kv) => step.walk(rank, kv),
+        KvAny::F16(kv) => step.walk(rank, kv),
+    });
+}
+
+/// Runs the head once more, over the residual stream that the last step left.
+pub(super) fn run_head(model: &mut CpuModel, logits: Shared<f32>) {
+    let nothing = Batch {
+        entries: &[],
+        tokens: &[],
+        block_tables: &[],
+        blocks_per_row: 0,
+    };
+    let (step, team, _) = prepared(model, &nothing, logits);
+    team.run(|rank| step.head(rank));
+}
+
+/// The views of the model's memory that the ranks share during a step.
+fn prepared<'a>(
+    model: &'a mut CpuModel,
+    batch: &'a Batch<'a>,
+    logits: Shared<f32>,
+) -> (Step<'a>, &'a mut Team, KvAny) {
+    let num_tokens = model.plan.positions.len();
     let width = block_width(num_tokens);
     let buffers = &mut model.buffers;
     let arena = model.weights.arena();
@@ -95,10 +120,7 @@ pub(super) fn run(model: &mut CpuModel, batch: &Batch<'_>, logits: Shared<f32>) 
         logits,
         weights: &model.weights,
     };
-    model.team.run(|rank| match kv {
-        KvAny::F32(kv) => step.walk(rank, kv),
-        KvAny::F16(kv) => step.walk(rank, kv),
-    });
+    (step, &mut model.team, kv)
 }
 
 impl Step<'_> {

@@ -18,7 +18,7 @@ use izar_kernels::{
 use izar_ring::{EngineError, LogprobEntry, MAX_LOGPROBS};
 
 use self::encode::Encoder;
-use crate::driver::{RowBinding, RowSample, StepOutput};
+use crate::driver::{NoToken, RowBinding, RowSample, StepOutput};
 use crate::sampling::RowLimits;
 use crate::sampling::stop::FinishReason;
 
@@ -202,7 +202,7 @@ fn row_sample(slot: u32, record: &SampleRecord, first_logprob: usize) -> RowSamp
     let outcome = outcome(record);
     RowSample {
         slot,
-        token: outcome.map(|(token, _)| token),
+        token: outcome.map(|(token, _)| token).map_err(NoToken::Failed),
         finish: outcome.ok().and_then(|(_, finish)| finish),
         rank: if outcome.is_ok() { record.rank } else { 0 },
         first_logprob: first_logprob as u32,

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use izar_ring::{EngineError, LogitBias, LogprobEntry};
+use izar_transport::TokenMasks;
 use thiserror::Error;
 
 use crate::sampling::SamplingParams;
@@ -30,7 +31,7 @@ pub struct StepEntry {
     pub num_blocks: u32,
     /// Sample the logits of the last token.
     pub samples: bool,
-    /// A decode: its one token is what was last sampled for `row`.
+    /// A decode: its one token is the row's newest, which was sampled for it last or ends the history it was bound with.
     pub is_decode: bool,
 }
 
@@ -47,8 +48,10 @@ pub struct RowBinding {
     pub stop_ids: Vec<u32>,
     /// Tokens the request restricts itself to; empty for all.
     pub allowed_ids: Vec<u32>,
-    /// One bit per vocabulary entry, low bit first, 0 forbids the token; empty for none forbidden.
-    pub token_mask: Vec<u32>,
+    /// Where each of its tokens finds its mask, if it is masked: that of output index `k` must be there when `k` is sampled.
+    pub masks: Option<TokenMasks>,
+    /// Log-probabilities wanted of its prompt's tokens but the first: of so many likely ones besides the token itself.
+    pub prompt_logprobs: Option<u32>,
     /// Token id and addend.
     pub logit_bias: Vec<LogitBias>,
     /// Banned token sequences, each its length followed by its ids.
@@ -68,13 +71,44 @@ pub struct StopLimits {
     pub prompt_len: u32,
 }
 
+/// Why a row has no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoToken {
+    /// It has to wait: its mask is not there, or the token before this one was itself put off. The row is as it was; the
+    /// scheduler plans the same position again. Other rows never wait for it.
+    Deferred,
+    /// It cannot be sampled: this sequence ends, the others go on.
+    Failed(EngineError),
+}
+
+impl From<EngineError> for NoToken {
+    fn from(error: EngineError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Log-probabilities of one prompt token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLogprobs {
+    /// Ring slot of the sequence.
+    pub slot: u32,
+    /// Position of the token, at least 1.
+    pub position: u32,
+    /// Its rank among the logits at the position before, 1 for the largest.
+    pub rank: u32,
+    /// Where its entries start in [`StepOutput::logprobs`].
+    pub first_logprob: u32,
+    /// How many there are: the token's, then the most likely ones'.
+    pub num_logprobs: u32,
+}
+
 /// What one row sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSample {
     /// Ring slot of the sequence.
     pub slot: u32,
-    /// The token, or why there is none: this sequence ends, the others go on.
-    pub token: Result<u32, EngineError>,
+    /// The token, or why there is none.
+    pub token: Result<u32, NoToken>,
     /// Whether the token ends the sequence.
     pub finish: Option<FinishReason>,
     /// Rank of the token among the raw logits, 1 for the largest; 0 when no log-probabilities were asked for.
@@ -90,7 +124,9 @@ pub struct RowSample {
 pub struct StepOutput {
     /// One for each entry that samples, in entry order.
     pub samples: Vec<RowSample>,
-    /// Log-probabilities of all samples that asked for them.
+    /// One for each prompt token that the step computed for a row that wants its prompt's log-probabilities.
+    pub prompt_logprobs: Vec<PromptLogprobs>,
+    /// Log-probabilities of all samples and prompt tokens that asked for them.
     pub logprobs: Vec<LogprobEntry>,
     /// When the executor began the step. Nanoseconds of the engine's clock.
     pub started_ns: u64,
@@ -168,6 +204,7 @@ impl StepWork {
         self.tokens.clear();
         self.block_tables.clear();
         self.output.samples.clear();
+        self.output.prompt_logprobs.clear();
         self.output.logprobs.clear();
     }
 
@@ -180,7 +217,8 @@ impl StepWork {
         self.num_bindings += 1;
         binding.stop_ids.clear();
         binding.allowed_ids.clear();
-        binding.token_mask.clear();
+        binding.masks = None;
+        binding.prompt_logprobs = None;
         binding.logit_bias.clear();
         binding.bad_words.clear();
         binding.history.clear();

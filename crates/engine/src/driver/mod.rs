@@ -18,6 +18,7 @@ mod stats;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use izar_policy::{Config, ConfigError, OwnedState};
 use izar_ring::{EngineError, EngineInfo, EngineState};
@@ -30,7 +31,8 @@ use stats::Control;
 
 pub use clock::now_ns;
 pub use executor::{
-    Executor, ExecutorFailed, RowBinding, RowSample, StepEntry, StepOutput, StepWork, StopLimits,
+    Executor, ExecutorFailed, NoToken, PromptLogprobs, RowBinding, RowSample, StepEntry,
+    StepOutput, StepWork, StopLimits,
 };
 pub use placement::{Placement, UnknownPlacement};
 pub use stats::StepTimes;
@@ -48,7 +50,12 @@ pub struct EngineOptions {
     pub vocab_size: u32,
     /// What front ends call the model.
     pub model_name: String,
+    /// How long a masked sequence waits for one mask before it fails.
+    pub mask_timeout: Duration,
 }
+
+/// Default of [`EngineOptions::mask_timeout`]: as long as a front end that was stopped for a moment may need.
+pub const DEFAULT_MASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why an engine did not start.
 #[derive(Debug, Error)]
@@ -110,6 +117,7 @@ impl Engine {
                 .seed
                 .map_or_else(SeedSource::from_os, SeedSource::new),
             vocab_size: options.vocab_size,
+            mask_timeout: options.mask_timeout,
         });
         let placement = options.placement;
         let thread = std::thread::Builder::new()

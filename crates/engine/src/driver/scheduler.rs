@@ -20,7 +20,7 @@ use izar_ring::{
 use izar_transport::EngineEnd;
 
 use super::clock::now_ns;
-use super::executor::{RowBinding, RowSample, StepEntry, StepWork, StopLimits};
+use super::executor::{NoToken, RowBinding, RowSample, StepEntry, StepWork, StopLimits};
 use super::stats::{Control, StepClock};
 use crate::sampling::stop::FinishReason;
 use crate::sampling::{SamplingParams, SeedSource};
@@ -39,6 +39,10 @@ struct Sequence {
     finish: Option<FinishReason>,
     /// Why its last row gave no token.
     error: Option<EngineError>,
+    /// Since when its next token waits for its mask.
+    deferred_since_ns: Option<u64>,
+    /// The last step planned before its claim: what that one or earlier ones computed is another sequence's.
+    claimed_after_step: u64,
 }
 
 /// See the module documentation.
@@ -53,6 +57,7 @@ pub(super) struct Scheduler {
     results: Vec<StepResult>,
     departures: Vec<Departure>,
     vocab_size: u32,
+    mask_timeout: Duration,
     counters: EngineStats,
     reaped_ns: u64,
     pub(super) clock: StepClock,
@@ -65,6 +70,7 @@ pub(super) struct Parts {
     pub(super) control: Arc<Control>,
     pub(super) seeds: SeedSource,
     pub(super) vocab_size: u32,
+    pub(super) mask_timeout: Duration,
 }
 
 impl Scheduler {
@@ -87,6 +93,7 @@ impl Scheduler {
             control: parts.control,
             seeds: parts.seeds,
             vocab_size: parts.vocab_size,
+            mask_timeout: parts.mask_timeout,
         }
     }
 
@@ -193,6 +200,7 @@ impl Scheduler {
         self.sequences[slot.0 as usize] = Sequence {
             is_live: true,
             seed: request.seed.unwrap_or_else(|| self.seeds.draw()),
+            claimed_after_step: self.policy.gauges().num_steps_total,
             ..Sequence::default()
         };
         let max_total_len = request.prompt_len.saturating_add(request.max_tokens);
@@ -201,7 +209,12 @@ impl Scheduler {
             .policy
             .add(slot.0, prompt, max_total_len, request.priority, now)
         {
-            Ok(()) => false,
+            Ok(()) => {
+                if request.num_prompt_logprobs.is_some() {
+                    self.policy.compute_all(slot.0);
+                }
+                false
+            }
             Err(refusal) => {
                 self.complete(slot.0, refusal_error(refusal), None, now);
                 true
@@ -328,9 +341,8 @@ impl Scheduler {
         binding
             .allowed_ids
             .extend_from_slice(self.ring.allowed_ids(slot));
-        binding
-            .token_mask
-            .extend_from_slice(self.ring.token_mask(slot));
+        binding.masks = self.ring.token_masks(slot);
+        binding.prompt_logprobs = request.num_prompt_logprobs.filter(|_| num_generated == 0);
         binding
             .logit_bias
             .extend_from_slice(self.ring.logit_bias(slot));
@@ -349,6 +361,7 @@ impl Scheduler {
 
     /// Takes in what a step sampled: publishes tokens, ends sequences, tells the policy.
     pub(super) fn publish(&mut self, work: &StepWork) {
+        self.store_prompt_logprobs(work);
         self.results.clear();
         for sample in &work.output.samples {
             if self.policy.accepts(work.step, sample.slot) {
@@ -379,12 +392,11 @@ impl Scheduler {
     fn publish_sample(&mut self, sample: &RowSample, work: &StepWork) -> StepResult {
         let token = match sample.token {
             Ok(token) => token,
-            Err(error) => {
-                self.sequences[sample.slot as usize].error = Some(error);
+            Err(why) => {
                 return StepResult {
                     slot: sample.slot,
                     token: 0,
-                    verdict: Verdict::Fail,
+                    verdict: self.without_token(sample.slot, why),
                 };
             }
         };
@@ -401,7 +413,9 @@ impl Scheduler {
         self.ring
             .publish_token(SlotIdx(sample.slot), output, logprobs);
         self.counters.output_tokens += 1;
-        self.sequences[sample.slot as usize].finish = sample.finish;
+        let sequence = &mut self.sequences[sample.slot as usize];
+        sequence.finish = sample.finish;
+        sequence.deferred_since_ns = None;
         let verdict = if sample.finish.is_some() {
             Verdict::Stop
         } else {
@@ -411,6 +425,46 @@ impl Scheduler {
             slot: sample.slot,
             token,
             verdict,
+        }
+    }
+
+    /// What becomes of a sequence whose row gave no token. One that waits for a mask does so for a while only: a front end that
+    /// lives but has lost the request would keep it computing for ever.
+    fn without_token(&mut self, slot: u32, why: NoToken) -> Verdict {
+        let sequence = &mut self.sequences[slot as usize];
+        let error = match why {
+            NoToken::Failed(error) => error,
+            NoToken::Deferred => {
+                let now = now_ns();
+                let since = *sequence.deferred_since_ns.get_or_insert(now);
+                if u128::from(now.saturating_sub(since)) <= self.mask_timeout.as_nanos() {
+                    return Verdict::Defer;
+                }
+                EngineError::MaskLate
+            }
+        };
+        sequence.error = Some(error);
+        Verdict::Fail
+    }
+
+    fn store_prompt_logprobs(&mut self, work: &StepWork) {
+        for found in &work.output.prompt_logprobs {
+            let sequence = &self.sequences[found.slot as usize];
+            let slot = SlotIdx(found.slot);
+            if !sequence.is_live
+                || work.step <= sequence.claimed_after_step
+                || self.ring.num_generated(slot) > 0
+            {
+                continue;
+            }
+            let entries = &work.output.logprobs[found.first_logprob as usize..]
+                [..found.num_logprobs as usize];
+            let logprobs = TokenLogprobs {
+                rank: found.rank,
+                entries,
+            };
+            self.ring
+                .store_prompt_logprobs(slot, found.position, logprobs);
         }
     }
 
@@ -437,6 +491,7 @@ impl Scheduler {
         self.counters.num_preemptions = gauges.num_preemptions_total;
         self.counters.prefix_query_tokens = gauges.prefix_query_tokens_total;
         self.counters.prefix_hit_tokens = gauges.prefix_hit_tokens_total;
+        self.counters.num_deferrals = gauges.num_deferrals_total;
         self.ring.publish_stats(&self.counters);
     }
 }

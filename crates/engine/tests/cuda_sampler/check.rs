@@ -1,7 +1,7 @@
 //! Runs both samplers on the same steps and compares.
 
 use bytemuck::Zeroable;
-use izar_engine::driver::{RowBinding, StepOutput};
+use izar_engine::driver::{NoToken, RowBinding, StepOutput};
 use izar_engine::sampling::stop::{self, FinishReason, StopParams};
 use izar_engine::sampling::{BadWords, RowLimits, RowState, SampleError, Sampler, TokenLists};
 use izar_kernels::StepMeta;
@@ -22,7 +22,7 @@ pub struct Oracle {
 /// What a row sampled, on either side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    pub token: Result<u32, EngineError>,
+    pub token: Result<u32, NoToken>,
     finish: Option<FinishReason>,
     rank: u32,
     logprobs: Vec<LogprobEntry>,
@@ -60,13 +60,12 @@ impl Oracle {
     pub fn describe(&self) -> String {
         let b = &self.binding;
         format!(
-            "{:?} {:?} generated {}, stop ids {}, allowed {}, mask {}, biases {}, bad words {:?}",
+            "{:?} {:?} generated {}, stop ids {}, allowed {}, biases {}, bad words {:?}",
             b.params,
             b.limits,
             self.state.num_generated(),
             b.stop_ids.len(),
             b.allowed_ids.len(),
-            !b.token_mask.is_empty(),
             b.logit_bias.len(),
             &b.bad_words[..b.bad_words.len().min(12)],
         )
@@ -76,10 +75,8 @@ impl Oracle {
         let token = if self.is_broken {
             Err(EngineError::RequestChanged)
         } else {
-            let mask = &self.binding.token_mask;
-            let grammar = (!mask.is_empty()).then_some(&mask[..]);
             sampler
-                .sample(logits, &mut self.state, grammar)
+                .sample(logits, &mut self.state, None)
                 .map_err(|error| match error {
                     SampleError::NonFinite => EngineError::NonFiniteLogits,
                     SampleError::NothingAllowed => EngineError::NothingAllowed,
@@ -99,7 +96,7 @@ impl Oracle {
             .and_then(|token| stop::check(token, self.state.num_generated(), &stop_params));
         let logprobs = self.state.logprobs().filter(|_| token.is_ok());
         Outcome {
-            token,
+            token: token.map_err(NoToken::Failed),
             finish,
             rank: logprobs.map_or(0, |l| l.rank()),
             logprobs: logprobs.map_or(Vec::new(), |l| l.entries().to_vec()),

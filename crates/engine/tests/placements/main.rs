@@ -1,12 +1,12 @@
 //! The driver over a simulated model: both placements, every kind of ending, through a real ring and client.
 
-mod common;
+mod masks;
+mod simulated;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, EOS, FATAL, POISON, SimExecutor, VOCAB, expected};
 use izar_engine::driver::{Engine, EngineOptions, Placement};
 use izar_policy::Config;
 use izar_ring::{EngineError, RingGeometry, RingOptions};
@@ -15,6 +15,7 @@ use izar_transport::client::{
     RequestHandle, RingClient, Submission,
 };
 use izar_transport::{InProcess, Transport};
+use simulated::{BLOCK, EOS, FATAL, POISON, SimExecutor, VOCAB, expected};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -27,6 +28,7 @@ struct Setup {
     chunked_prefill: bool,
     step_time: Duration,
     max_depth: Arc<AtomicUsize>,
+    mask_timeout: Duration,
 }
 
 impl Setup {
@@ -40,6 +42,7 @@ impl Setup {
             chunked_prefill: true,
             step_time: Duration::ZERO,
             max_depth: Arc::default(),
+            mask_timeout: TIMEOUT,
         }
     }
 
@@ -73,6 +76,7 @@ impl Setup {
             seed: Some(1),
             vocab_size: VOCAB,
             model_name: "simulated".into(),
+            mask_timeout: self.mask_timeout,
         };
         let engine = Engine::start(options, ring, Box::new(executor)).unwrap();
         let client =

@@ -9,9 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use izar_engine::driver::{Executor, ExecutorFailed, RowSample, StepWork, StopLimits};
+use izar_engine::driver::{
+    Executor, ExecutorFailed, NoToken, PromptLogprobs, RowSample, StepEntry, StepWork, StopLimits,
+};
 use izar_engine::sampling::stop::{self, StopParams};
-use izar_ring::EngineError;
+use izar_ring::{EngineError, LogprobEntry, MaskState};
+use izar_transport::TokenMasks;
 
 pub const VOCAB: u32 = 1000;
 pub const EOS: u32 = 7;
@@ -44,6 +47,37 @@ pub fn expected(prompt: &[u32], max_tokens: u32, ignore_eos: bool) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
+/// What a request generates whose masks allow token `k` to be one of `allowed(k)` only: the next one from the model's own on.
+pub fn expected_masked(
+    prompt: &[u32],
+    max_tokens: u32,
+    allowed: impl Fn(usize) -> Option<Vec<u32>>,
+) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for k in 0..max_tokens as usize {
+        let wanted = next_token(tokens.iter().copied());
+        let token = match allowed(k) {
+            None => wanted,
+            Some(ids) => next_allowed(wanted, |id| ids.contains(&id)),
+        };
+        tokens.push(token);
+        if token == EOS {
+            break;
+        }
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn next_allowed(wanted: u32, allows: impl Fn(u32) -> bool) -> u32 {
+    let mut ids = (wanted..VOCAB).chain(0..wanted);
+    ids.find(|&id| allows(id)).expect("a token is allowed")
+}
+
+/// The "log-probabilities" of the token at `position` of a prompt: made of all tokens up to it, read through the cache.
+pub fn prompt_score(tokens: &[u32], position: u32) -> f32 {
+    next_token(tokens[..=position as usize].iter().copied()) as f32
+}
+
 #[derive(Clone, Default)]
 struct Row {
     limits: StopLimits,
@@ -51,6 +85,9 @@ struct Row {
     num_generated: u32,
     last_token: u32,
     is_poisoned: bool,
+    masks: Option<TokenMasks>,
+    /// The prompt, where its log-probabilities are wanted.
+    scored: Vec<u32>,
 }
 
 pub struct SimExecutor {
@@ -87,8 +124,13 @@ impl SimExecutor {
                 limits: binding.limits,
                 stop_ids: binding.stop_ids.clone(),
                 num_generated: binding.history.len() as u32 - binding.limits.prompt_len,
-                last_token: u32::MAX,
+                last_token: *binding.history.last().expect("a prompt has a token"),
                 is_poisoned: binding.history.contains(&POISON),
+                masks: binding.masks.clone(),
+                scored: match binding.prompt_logprobs {
+                    None => Vec::new(),
+                    Some(_) => binding.history[..binding.limits.prompt_len as usize].to_vec(),
+                },
             };
         }
     }
@@ -125,14 +167,64 @@ impl SimExecutor {
                 // A KV slot that holds another position's content is a broken table: spoil the token.
                 if at == pos { token } else { u32::MAX - pos }
             }));
-            work.output
-                .samples
-                .push(self.sample(entry.slot, entry.row, token));
+            work.output.samples.push(self.sample(entry, token));
+        }
+        self.score(work);
+    }
+
+    /// Scores the prompt tokens that the step's chunks predict.
+    fn score(&self, work: &mut StepWork) {
+        for (idx, entry) in work.entries.iter().enumerate() {
+            let table =
+                &work.block_tables[idx * work.blocks_per_row..][..entry.num_blocks as usize];
+            let scored = &self.rows[entry.row as usize].scored;
+            let last = (entry.start + entry.num_tokens).min((scored.len() as u32).max(1) - 1);
+            for position in entry.start + 1..=last {
+                let cached = |pos: u32| {
+                    self.kv[table[pos as usize / BLOCK] as usize * BLOCK + pos as usize % BLOCK].0
+                };
+                let mut tokens: Vec<u32> = (0..position).map(cached).collect();
+                let token = scored[position as usize];
+                tokens.push(token);
+                work.output.prompt_logprobs.push(PromptLogprobs {
+                    slot: entry.slot,
+                    position,
+                    rank: 1,
+                    first_logprob: work.output.logprobs.len() as u32,
+                    num_logprobs: 1,
+                });
+                let logprob = prompt_score(&tokens, position);
+                work.output.logprobs.push(LogprobEntry { token, logprob });
+            }
         }
     }
 
-    fn sample(&mut self, slot: u32, row: u32, token: u32) -> RowSample {
-        let row = &mut self.rows[row as usize];
+    fn deferred(slot: u32) -> RowSample {
+        RowSample {
+            slot,
+            token: Err(NoToken::Deferred),
+            finish: None,
+            rank: 0,
+            first_logprob: 0,
+            num_logprobs: 0,
+        }
+    }
+
+    fn sample(&mut self, entry: &StepEntry, mut token: u32) -> RowSample {
+        let (slot, row) = (entry.slot, &mut self.rows[entry.row as usize]);
+        if let Some(masks) = &row.masks {
+            let mut mask = [0; VOCAB.div_ceil(32) as usize];
+            let is_due =
+                entry.start + entry.num_tokens == row.limits.prompt_len + row.num_generated;
+            match masks.load(row.num_generated, &mut mask) {
+                _ if !is_due => return Self::deferred(slot),
+                MaskState::Awaited => return Self::deferred(slot),
+                MaskState::Open => {}
+                MaskState::Ready => {
+                    token = next_allowed(token, |id| mask[id as usize / 32] >> (id % 32) & 1 != 0);
+                }
+            }
+        }
         row.num_generated += 1;
         row.last_token = token;
         let params = StopParams {
@@ -148,7 +240,7 @@ impl SimExecutor {
         RowSample {
             slot,
             token: if failed {
-                Err(EngineError::NonFiniteLogits)
+                Err(EngineError::NonFiniteLogits.into())
             } else {
                 Ok(token)
             },

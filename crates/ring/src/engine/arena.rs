@@ -31,11 +31,6 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         self.biases(self.slot(slot).record.logit_bias)
     }
 
-    /// If not empty, one bit per vocabulary entry, low bit first; 0 forbids the token.
-    pub fn token_mask(&self, slot: SlotIdx) -> &[u32] {
-        self.ids(self.slot(slot).record.token_mask)
-    }
-
     /// Token ids produced so far, oldest first, read from the output arena.
     pub fn generated(&self, slot: SlotIdx) -> Generated<'_> {
         let local = self.slot(slot);

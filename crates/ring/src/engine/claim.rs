@@ -7,10 +7,10 @@ use crate::error::BadRequest;
 use crate::layout::{INPUT_ALIGN, OUTPUT_ALIGN, OUTPUT_BYTES, SlotIdx};
 use crate::output::logprob_stride;
 use crate::request::{
-    BadWords, MAX_LOGPROBS, REQUEST_FLAGS, REQUEST_HAS_SEED, REQUEST_IGNORE_EOS, RequestRecord,
-    Span,
+    BadWords, MAX_LOGPROBS, REQUEST_FLAGS, REQUEST_HAS_SEED, REQUEST_IGNORE_EOS, REQUEST_MASKED,
+    REQUEST_PROMPT_LOGPROBS, RequestRecord, Span, mask_words,
 };
-use crate::words::{CountWord, MAX_OUTPUT_TOKENS, State, StatusWord};
+use crate::words::{CountWord, MASK_BUFFERS, MAX_OUTPUT_TOKENS, State, StatusWord};
 
 impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     /// Takes a submission that [`scan`](Self::scan) announced: validates a copy of its record and
@@ -102,6 +102,9 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             ignore_eos: record.flags & REQUEST_IGNORE_EOS != 0,
             num_logprobs: u32::try_from(record.num_logprobs).ok(),
             priority: record.priority,
+            is_masked: record.flags & REQUEST_MASKED != 0,
+            num_prompt_logprobs: (record.flags & REQUEST_PROMPT_LOGPROBS != 0)
+                .then_some(record.num_prompt_logprobs),
         }
     }
 
@@ -113,7 +116,9 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         ensure(record.flags & !REQUEST_FLAGS == 0, BadRequest::Flags)?;
         validate_sampling(record)?;
         let lease = self.layout.lease_of(slot);
-        validate_output(record, &self.layout.lease_output(lease))?;
+        let output = self.layout.lease_output(lease);
+        validate_output(record, &output)?;
+        validate_prompt_logprobs(record, &output)?;
         self.validate_input(record, &self.layout.lease_input(lease))
     }
 
@@ -124,17 +129,17 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             (record.bad_words, 4, BadRequest::BadWords),
             (record.allowed_ids, 4, BadRequest::AllowedIds),
             (record.logit_bias, 8, BadRequest::LogitBias),
-            (record.token_mask, 4, BadRequest::TokenMask),
+            (record.masks, 8, BadRequest::TokenMask),
         ];
         for (span, element_bytes, bad) in spans {
             ensure(span_is_inside(span, element_bytes, arena), bad)?;
         }
         ensure(record.prompt.len > 0, BadRequest::Prompt)?;
-        let mask_len = self.vocab_size.div_ceil(32);
-        ensure(
-            record.token_mask.len == 0 || record.token_mask.len == mask_len,
-            BadRequest::TokenMask,
-        )?;
+        let masks_len = match record.flags & REQUEST_MASKED {
+            0 => 0,
+            _ => MASK_BUFFERS * mask_words(self.vocab_size),
+        };
+        ensure(record.masks.len == masks_len, BadRequest::TokenMask)?;
         let known = |&token: &u32| token < self.vocab_size;
         ensure(
             self.ids(record.prompt).iter().all(known),
@@ -217,6 +222,22 @@ fn validate_output(record: &RequestRecord, arena: &Range<u64>) -> Result<(), Bad
         )?;
     }
     Ok(())
+}
+
+fn validate_prompt_logprobs(record: &RequestRecord, arena: &Range<u64>) -> Result<(), BadRequest> {
+    if record.flags & REQUEST_PROMPT_LOGPROBS == 0 {
+        return Ok(());
+    }
+    ensure(
+        record.num_prompt_logprobs <= MAX_LOGPROBS as u32,
+        BadRequest::PromptLogprobs,
+    )?;
+    let num_records = u64::from(record.prompt.len.saturating_sub(1));
+    let bytes = num_records * logprob_stride(record.num_prompt_logprobs as i32);
+    ensure(
+        range_is_inside(record.prompt_logprobs_offset, bytes, INPUT_ALIGN, arena),
+        BadRequest::PromptLogprobs,
+    )
 }
 
 fn span_is_inside(span: Span, element_bytes: u64, arena: &Range<u64>) -> bool {

@@ -7,6 +7,7 @@
 mod arena;
 mod claim;
 mod leases;
+mod masks;
 mod publish;
 mod scan;
 mod slot;
@@ -15,6 +16,7 @@ mod status;
 use core::fmt;
 
 pub use arena::Generated;
+pub use masks::MaskSource;
 pub use publish::{OutputToken, SlotResult, TokenLogprobs};
 pub use scan::SlotEvent;
 pub use slot::{EngineSlot, Request};

@@ -5,6 +5,7 @@ use crate::layout::{OUTPUT_BYTES, SlotIdx};
 use crate::output::{
     LogprobEntry, LogprobHead, NO_STOP_TOKEN, OUTPUT_HAS_LOGPROBS, ResultRecord, logprob_stride,
 };
+use crate::request::REQUEST_PROMPT_LOGPROBS;
 use crate::sync::Ordering;
 use crate::words::{CountWord, FinishReason, State, StatusWord};
 
@@ -136,6 +137,38 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         if index == 0 {
             self.slot_mut(slot).first_token_ns = token.timestamp_ns;
             self.set_state(slot, State::DecodeProcessing);
+        }
+    }
+
+    /// Writes the log-probabilities of the prompt token at `position`, if the request asked for them. They become readable with
+    /// the next token published, or at the end; until then they may be written again.
+    ///
+    /// # Panics
+    /// When the slot is not running, or already has a token, or the prompt has no such token after its first.
+    pub fn store_prompt_logprobs(
+        &mut self,
+        slot: SlotIdx,
+        position: u32,
+        logprobs: TokenLogprobs<'_>,
+    ) {
+        let local = self.slot(slot);
+        assert!(
+            local.is_running() && local.num_generated == 0,
+            "slot {} is {:?} with {} tokens: its prompt is being read",
+            slot.0,
+            local.state,
+            local.num_generated
+        );
+        let record = &local.record;
+        assert!(
+            (1..record.prompt.len).contains(&position),
+            "slot {} has no prompt token {position} after its first",
+            slot.0
+        );
+        if record.flags & REQUEST_PROMPT_LOGPROBS != 0 {
+            let stride = logprob_stride(record.num_prompt_logprobs as i32);
+            let offset = record.prompt_logprobs_offset + u64::from(position - 1) * stride;
+            self.store_logprobs(offset, stride, logprobs);
         }
     }
 

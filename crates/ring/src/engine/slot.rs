@@ -85,4 +85,8 @@ pub struct Request {
     pub num_logprobs: Option<u32>,
     /// Smaller runs sooner.
     pub priority: i32,
+    /// Every output token waits for its mask ([`EngineRing::mask_source`](super::EngineRing::mask_source)).
+    pub is_masked: bool,
+    /// Log-probabilities wanted of each prompt token but the first: `Some(n)` also of the n most likely.
+    pub num_prompt_logprobs: Option<u32>,
 }

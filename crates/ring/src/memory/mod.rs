@@ -114,8 +114,8 @@ impl RingMemory {
     /// When `offset` is not that of a word inside the region.
     pub fn write_flag(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
         self.check_word(offset)?;
-        // SYNC slot-submitted, slot-cancelled, slot-read-out, doorbell-rung, lease-claimed: the
-        // writing end of the front end's words.
+        // SYNC slot-submitted, slot-cancelled, slot-read-out, doorbell-rung, lease-claimed,
+        // mask-delivered: the writing end of the front end's words.
         self.word(offset).store(value, Ordering::Release);
         Ok(())
     }

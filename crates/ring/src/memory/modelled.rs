@@ -64,6 +64,7 @@ impl RingMemory {
             word(layout.submit_offset(slot));
             word(layout.cancel_offset(slot));
             word(layout.recycle_offset(slot));
+            word(layout.mask_offset(slot));
             word(layout.progress_offset(slot));
             word(layout.progress_offset(slot) + 8);
             granule(layout.request_offset(slot));
@@ -71,7 +72,10 @@ impl RingMemory {
             granule(layout.result_offset(slot));
             granule(layout.result_offset(slot) + RESULT_BYTES);
             // The tests put each slot's payload at these places.
-            granule(layout.input_arena().start + u64::from(slot.0) * 64);
+            for piece in 0..4 {
+                let offset = u64::from(slot.0) * 64 + piece * 16;
+                granule(layout.input_arena().start + offset);
+            }
             for record in 0..4 {
                 let offset = u64::from(slot.0) * 64 + record * OUTPUT_BYTES;
                 granule(layout.output_arena().start + offset);

@@ -72,8 +72,9 @@ fn plain_request_is_accepted() {
 #[test]
 fn record_of_another_generation_or_with_unknown_flags_is_refused() {
     assert_eq!(claim(|r, _| r.generation = 2), Err(BadRequest::Generation));
-    assert_eq!(claim(|r, _| r.flags = 4), Err(BadRequest::Flags));
-    assert_eq!(claim(|r, _| r.flags = REQUEST_FLAGS), OK);
+    assert_eq!(claim(|r, _| r.flags = 16), Err(BadRequest::Flags));
+    let known = REQUEST_IGNORE_EOS | REQUEST_HAS_SEED;
+    assert_eq!(claim(|r, _| r.flags = known), OK);
 }
 
 #[test]
@@ -124,8 +125,9 @@ fn spans_outside_the_lease_are_refused() {
         claim(|r, _| r.logit_bias = outside),
         Err(BadRequest::LogitBias)
     );
+    let masks = Span { len: 4, ..outside };
     assert_eq!(
-        claim(|r, _| r.token_mask = outside),
+        claim(|r, _| (r.flags, r.masks) = (REQUEST_MASKED, masks)),
         Err(BadRequest::TokenMask)
     );
 }
@@ -254,11 +256,67 @@ fn bad_word_lists_must_add_up() {
 }
 
 #[test]
-fn token_mask_has_one_bit_per_vocabulary_entry() {
-    let mask = |words: &[u32]| claim_with(words, 1, |r, span| r.token_mask = span);
-    assert_eq!(mask(&[u32::MAX; 4]), OK);
-    assert_eq!(mask(&[u32::MAX; 3]), Err(BadRequest::TokenMask));
-    assert_eq!(mask(&[u32::MAX; 5]), Err(BadRequest::TokenMask));
+fn mask_area_is_room_for_two_masks_of_a_flagged_request() {
+    let area = |flags, num_words: usize| {
+        claim_with(&vec![0; 2 * num_words], 2, |r, span| {
+            (r.flags, r.masks) = (flags, span)
+        })
+    };
+    assert_eq!(mask_words(100), 2);
+    assert_eq!(area(REQUEST_MASKED, 4), OK);
+    assert_eq!(area(0, 0), OK);
+    for (flags, num_words) in [(REQUEST_MASKED, 3), (REQUEST_MASKED, 5), (0, 4)] {
+        assert_eq!(area(flags, num_words), Err(BadRequest::TokenMask));
+    }
+    assert_eq!(
+        claim(|r, _| r.flags = REQUEST_MASKED),
+        Err(BadRequest::TokenMask)
+    );
+    let bounds = |front_end: &FrontEnd| front_end.layout.lease_input(LeaseIdx(0));
+    type Place = fn(Range<u64>) -> u64;
+    let bad: [Place; 5] = [
+        |arena| arena.start + 4,
+        |arena| arena.start - 8,
+        |arena| arena.end - 24,
+        |arena| arena.end,
+        |_| u64::MAX - 7,
+    ];
+    for place in bad {
+        let got = claim(|r, f| {
+            r.flags = REQUEST_MASKED;
+            r.masks = Span {
+                offset: place(bounds(f)),
+                len: 4,
+                reserved: 0,
+            };
+        });
+        assert_eq!(got, Err(BadRequest::TokenMask));
+    }
+}
+
+#[test]
+fn prompt_logprobs_have_room_for_every_token_but_the_first() {
+    let start = |front_end: &FrontEnd| front_end.layout.lease_output(LeaseIdx(0)).start;
+    let set = |num_prompt_logprobs, offset: u64| {
+        claim(move |r, f| {
+            r.flags = REQUEST_PROMPT_LOGPROBS;
+            r.num_prompt_logprobs = num_prompt_logprobs;
+            r.prompt_logprobs_offset = start(f) + offset;
+        })
+    };
+    assert_eq!(set(0, 1024), OK);
+    assert_eq!(set(MAX_LOGPROBS as u32, 1024), OK);
+    for (num, offset) in [
+        (MAX_LOGPROBS as u32 + 1, 1024),
+        (u32::MAX, 1024),
+        (0, 1028),
+        (0, 4096 - 8),
+    ] {
+        assert_eq!(set(num, offset), Err(BadRequest::PromptLogprobs));
+    }
+    assert_eq!(set(0, 4096 - 16), OK);
+    let unflagged = claim(|r, _| (r.num_prompt_logprobs, r.prompt_logprobs_offset) = (999, 1));
+    assert_eq!(unflagged, OK, "unused fields are not looked at");
 }
 
 #[test]
@@ -322,12 +380,13 @@ fn variable_length_fields_arrive_as_written() {
         put(&bad_words, 1),
         put(&[30, 31], 1),
         put(&[40, 1.5f32.to_bits(), 41, (-2.0f32).to_bits()], 2),
-        put(&[1, 2, 3, 4], 1),
+        put(&[0; 8], 2),
     );
     let mut record = front_end.record(slot, 1);
     (record.prompt, record.stop_ids, record.bad_words) = (spans.0, spans.1, spans.2);
-    (record.allowed_ids, record.logit_bias, record.token_mask) = (spans.3, spans.4, spans.5);
-    (record.flags, record.seed, record.priority) = (REQUEST_HAS_SEED | REQUEST_IGNORE_EOS, 42, -3);
+    (record.allowed_ids, record.logit_bias, record.masks) = (spans.3, spans.4, spans.5);
+    record.flags = REQUEST_HAS_SEED | REQUEST_IGNORE_EOS | REQUEST_MASKED;
+    (record.seed, record.priority) = (42, -3);
     front_end
         .memory
         .write(front_end.layout.request_offset(slot), &record.encode())
@@ -346,5 +405,8 @@ fn variable_length_fields_arrive_as_written() {
     assert_eq!(engine.allowed_ids(slot), [30, 31]);
     let pair = |token, bias| LogitBias { token, bias };
     assert_eq!(engine.logit_bias(slot), [pair(40, 1.5), pair(41, -2.0)]);
-    assert_eq!(engine.token_mask(slot), [1, 2, 3, 4]);
+    assert!(request.is_masked && request.num_prompt_logprobs.is_none());
+    let masks = engine.mask_source(slot).expect("masked");
+    assert_eq!(masks.area_offset(), spans.5.offset);
+    assert_eq!(masks.load(0, &mut [0; 4]), MaskState::Awaited);
 }

@@ -18,7 +18,7 @@ fn finish_reasons() -> impl Iterator<Item = FinishReason> {
 #[test]
 fn every_error_has_its_own_number_and_text() {
     let errors: Vec<_> = (0..=u16::MAX).filter_map(EngineError::from_code).collect();
-    assert_eq!(errors.len(), 8 + 19);
+    assert_eq!(errors.len(), 9 + 20);
     let mut texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     texts.sort();
     texts.dedup();
@@ -47,6 +47,28 @@ fn status_word_keeps_every_state_and_reason() {
         };
         assert_eq!(StatusWord::unpack(word.pack()), Some(word));
     }
+}
+
+#[test]
+fn mask_word_promises_masks_of_its_generation_only() {
+    let word = MaskWord {
+        generation: 0xdead_beef,
+        num_delivered: 3,
+        is_open: [false, true],
+    };
+    assert_eq!(MaskWord::unpack(word.pack()), word);
+    let state = |generation, index| word.state(generation, index);
+    assert_eq!(state(0xdead_beef, 1), MaskState::Open);
+    assert_eq!(state(0xdead_beef, 2), MaskState::Ready);
+    assert_eq!(state(0xdead_beef, 3), MaskState::Awaited);
+    assert_eq!(state(0xdead_beee, 2), MaskState::Awaited);
+    let most = MaskWord {
+        num_delivered: MAX_OUTPUT_TOKENS,
+        is_open: [true; 2],
+        ..word
+    };
+    assert_eq!(MaskWord::unpack(most.pack()), most);
+    assert_eq!(MaskWord::unpack(0).state(0, 0), MaskState::Awaited);
 }
 
 #[test]
@@ -199,8 +221,9 @@ proptest! {
         ends.push(layout.total_bytes());
         prop_assert!(ends.is_sorted() && ends.iter().all(|offset| offset % PAGE_BYTES == 0));
         let last = SlotIdx(num_slots - 1);
-        prop_assert!(layout.recycle_offset(last) + WORD_BYTES <= layout.progress_range().start);
-        prop_assert!(layout.request_offset(last) + REQUEST_BYTES <= layout.sections()[6]);
+        prop_assert!(layout.recycle_offset(last) + WORD_BYTES <= layout.mask_offset(SlotIdx(0)));
+        prop_assert!(layout.mask_offset(last) + WORD_BYTES <= layout.progress_range().start);
+        prop_assert!(layout.request_offset(last) + REQUEST_BYTES <= layout.sections()[7]);
         prop_assert!(layout.result_offset(last) + RESULT_BYTES <= layout.input_arena().start);
     }
 }

@@ -34,7 +34,7 @@ fn of_engine(error: EngineError) -> ApiError {
         | EngineError::TooLong
         | EngineError::NothingAllowed
         | EngineError::BadRequest(_) => true,
-        EngineError::NonFiniteLogits | EngineError::RequestChanged => false,
+        EngineError::NonFiniteLogits | EngineError::RequestChanged | EngineError::MaskLate => false,
     };
     ApiError::EngineFailed {
         reason: error.to_string(),

@@ -1,8 +1,9 @@
 //! A [`Submission`] as the ring wants it: one request record, and lists in the input arena.
 
 use izar_ring::{
-    LogitBias, MAX_LOGPROBS, MAX_OUTPUT_TOKENS, REQUEST_HAS_SEED, REQUEST_IGNORE_EOS,
-    RequestRecord, Span, bad_words_len, encode_bad_words,
+    LogitBias, MASK_BUFFERS, MAX_LOGPROBS, MAX_OUTPUT_TOKENS, REQUEST_HAS_SEED, REQUEST_IGNORE_EOS,
+    REQUEST_MASKED, REQUEST_PROMPT_LOGPROBS, RequestRecord, Span, bad_words_len, encode_bad_words,
+    mask_words,
 };
 
 use super::outcome::SubmitError;
@@ -17,6 +18,8 @@ pub(super) struct Encoded {
     record: RequestRecord,
     prompt_bytes: usize,
     lists: Vec<u8>,
+    /// Behind the lists: room for masks, which are not written yet.
+    mask_bytes: usize,
 }
 
 /// What [`Encoded::write`] needs to know beyond the submission.
@@ -28,6 +31,7 @@ pub(super) struct Placement {
     pub(super) input: u64,
     pub(super) output: u64,
     pub(super) logprobs: u64,
+    pub(super) prompt_logprobs: u64,
 }
 
 /// Checks what the engine could not even be asked, and encodes the rest.
@@ -40,7 +44,8 @@ pub(super) fn encode(submission: &Submission<'_>) -> Result<Encoded, SubmitError
             "max_tokens must be at least 1 and below 2^24",
         ));
     }
-    if submission.logprobs.is_some_and(|n| n > MAX_LOGPROBS as u32) {
+    let wanted = submission.logprobs.max(submission.prompt_logprobs);
+    if wanted.is_some_and(|n| n > MAX_LOGPROBS as u32) {
         return Err(SubmitError::Invalid(
             "more log probabilities per token than the ring carries (128)",
         ));
@@ -56,11 +61,11 @@ pub(super) fn encode(submission: &Submission<'_>) -> Result<Encoded, SubmitError
         record: scalars(submission),
         prompt_bytes,
         lists: Vec::new(),
+        mask_bytes: 0,
     };
     encoded.record.stop_ids = encoded.append_ids(submission.stop_token_ids);
     encoded.record.allowed_ids =
         encoded.append_ids(submission.allowed_token_ids.unwrap_or_default());
-    encoded.record.token_mask = encoded.append_ids(submission.token_mask.unwrap_or_default());
     if !submission.bad_words.is_empty() {
         let mut words = vec![0; bad_words_len(submission.bad_words.iter().copied())];
         encode_bad_words(submission.bad_words.iter().copied(), &mut words).expect("sized for it");
@@ -71,6 +76,7 @@ pub(super) fn encode(submission: &Submission<'_>) -> Result<Encoded, SubmitError
             lists.extend_from_slice(&LogitBias { token, bias }.encode());
         }
     });
+    encoded.reserve_masks(submission.masked_vocab_size);
     Ok(encoded)
 }
 
@@ -87,8 +93,19 @@ fn scalars(submission: &Submission<'_>) -> RequestRecord {
     } else {
         0
     };
+    let is_masked = if submission.masked_vocab_size > 0 {
+        REQUEST_MASKED
+    } else {
+        0
+    };
+    let has_prompt_logprobs = if submission.prompt_logprobs.is_some() {
+        REQUEST_PROMPT_LOGPROBS
+    } else {
+        0
+    };
     RequestRecord {
-        flags: ignore_eos | has_seed,
+        flags: ignore_eos | has_seed | is_masked | has_prompt_logprobs,
+        num_prompt_logprobs: submission.prompt_logprobs.unwrap_or(0),
         seed: sampling.seed.unwrap_or(0),
         output_capacity: submission.max_tokens,
         num_logprobs: submission.logprobs.map_or(-1, |n| n as i32),
@@ -126,6 +143,22 @@ impl Encoded {
         })
     }
 
+    /// Leaves room for masks at the end of the input extent.
+    fn reserve_masks(&mut self, vocab_size: u32) {
+        let len = MASK_BUFFERS * mask_words(vocab_size);
+        self.mask_bytes = len as usize * size_of::<u64>();
+        self.record.masks = Span {
+            offset: self.input_bytes() - self.mask_bytes as u64,
+            len,
+            reserved: 0,
+        };
+    }
+
+    /// Where the mask area starts in the input extent.
+    pub(super) fn masks_at(&self) -> u64 {
+        self.record.masks.offset
+    }
+
     /// As in the request record: -1 none, else how many alternatives.
     pub(super) fn num_logprobs(&self) -> i32 {
         self.record.num_logprobs
@@ -133,7 +166,7 @@ impl Encoded {
 
     /// Bytes of input arena it takes.
     pub(super) fn input_bytes(&self) -> u64 {
-        (self.prompt_bytes + self.lists.len()) as u64
+        (self.prompt_bytes + self.lists.len() + self.mask_bytes) as u64
     }
 
     /// Writes payload and record; the submit word is the caller's to write afterwards.
@@ -150,6 +183,7 @@ impl Encoded {
         record.arrival_ns = to.arrival_ns;
         record.output_offset = to.output;
         record.logprobs_offset = to.logprobs;
+        record.prompt_logprobs_offset = to.prompt_logprobs;
         record.prompt = Span {
             offset: to.input,
             len: prompt.len() as u32,
@@ -160,7 +194,7 @@ impl Encoded {
             &mut record.bad_words,
             &mut record.allowed_ids,
             &mut record.logit_bias,
-            &mut record.token_mask,
+            &mut record.masks,
         ] {
             span.offset += to.input;
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use izar_ring::{OUTPUT_BYTES, OUTPUT_HAS_LOGPROBS, OutputRecord, decode_logprobs, logprob_stride};
 
+use super::masks::MaskFeed;
 use super::outcome::{GeneratedToken, Progress, TokenLogprobs};
 use super::shared::Shared;
 use super::stream::Stream;
@@ -22,6 +23,7 @@ pub struct RequestHandle {
     stream: Arc<Stream>,
     num_taken: u32,
     request_id: u64,
+    has_feed: bool,
 }
 
 impl RequestHandle {
@@ -31,6 +33,7 @@ impl RequestHandle {
             stream,
             num_taken: 0,
             request_id,
+            has_feed: false,
         }
     }
 
@@ -47,6 +50,41 @@ impl RequestHandle {
     /// Tokens taken so far.
     pub fn num_taken(&self) -> u32 {
         self.num_taken
+    }
+
+    /// The feed that delivers a masked request's masks; the first call only. Without it, or once it is dropped, the engine
+    /// waits for masks until it gives the request up.
+    pub fn take_mask_feed(&mut self) -> Option<MaskFeed> {
+        let is_masked = self.stream.shape.mask_bytes > 0;
+        if !is_masked || std::mem::replace(&mut self.has_feed, true) {
+            return None;
+        }
+        Some(MaskFeed::new(self.shared.clone(), self.stream.clone()))
+    }
+
+    /// Log probabilities of the prompt's tokens but the first, in order, once there is a token or the end. `None` before, and
+    /// where they were not asked for.
+    pub fn prompt_logprobs(&self) -> Option<Vec<TokenLogprobs>> {
+        let stream = &*self.stream;
+        let staged = stream.look();
+        if stream.shape.num_prompt_logprobs < 0
+            || (staged.num_tokens == 0 && staged.finish.is_none())
+        {
+            return None;
+        }
+        let bytes = stream.shape.prompt_logprob_bytes() as usize;
+        if bytes == 0 {
+            return Some(Vec::new());
+        }
+        // SAFETY: published together with the first token or the end, as `look` has just said; the extent lives as long as
+        // `stream`.
+        let records = unsafe {
+            self.shared
+                .staging
+                .published(stream.prompt_logprob_offset(0), bytes)
+        };
+        let stride = logprob_stride(stream.shape.num_prompt_logprobs) as usize;
+        records.chunks_exact(stride).map(read_logprobs).collect()
     }
 
     /// Appends all new tokens to `out` without waiting. `None` if there is nothing new.
@@ -148,25 +186,30 @@ impl RequestHandle {
     /// Log probabilities of published token `i`.
     fn logprobs(&self, i: u32) -> Option<Box<TokenLogprobs>> {
         let stream = &*self.stream;
-        if stream.num_logprobs < 0 {
+        if stream.shape.num_logprobs < 0 {
             return None;
         }
-        let stride = logprob_stride(stream.num_logprobs) as usize;
+        let stride = logprob_stride(stream.shape.num_logprobs) as usize;
         // SAFETY: token `i` is published, and its log probabilities with it; the extent lives as long as `stream`.
         let record = unsafe {
             self.shared
                 .staging
                 .published(stream.logprob_offset(i), stride)
         };
-        let (head, mut entries) = decode_logprobs(record)?;
-        let sampled = entries.next()?.logprob;
-        let top = entries.map(|entry| (entry.token, entry.logprob)).collect();
-        Some(Box::new(TokenLogprobs {
-            sampled,
-            rank: head.rank,
-            top,
-        }))
+        read_logprobs(record).map(Box::new)
     }
+}
+
+/// Decodes one record; `None` if it holds nothing.
+fn read_logprobs(record: &[u8]) -> Option<TokenLogprobs> {
+    let (head, mut entries) = decode_logprobs(record)?;
+    let sampled = entries.next()?.logprob;
+    let top = entries.map(|entry| (entry.token, entry.logprob)).collect();
+    Some(TokenLogprobs {
+        sampled,
+        rank: head.rank,
+        top,
+    })
 }
 
 impl Drop for RequestHandle {
@@ -205,5 +248,6 @@ impl Wake for Unpark {
 const _: fn() = || {
     fn moves<T: Send + Sync + Unpin>() {}
     moves::<RequestHandle>();
+    moves::<MaskFeed>();
     moves::<super::RingClient>();
 };

@@ -10,6 +10,9 @@
 //! EMPTY, slot and input space are free again, and output space as soon as the handle is gone, too. A handle dropped early
 //! writes the cancel word; the rest is the same.
 //!
+//! A request with masks (grammars) has one reader more: its [`MaskFeed`], which sees the tokens as the handle does and answers
+//! each with what the next may be.
+//!
 //! Threads: `submit`, `cancel` and statistics may be called from any; each request's words have one writer at a time, by the
 //! lock in `stream`. The tracker belongs to the reader's thread.
 //!
@@ -40,13 +43,16 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use izar_ring::{HEADER_BYTES, Header, PROGRESS_BYTES, RingLayout, SlotIdx, State, StatusWord};
+use izar_ring::{
+    HEADER_BYTES, Header, PROGRESS_BYTES, RingLayout, SlotIdx, State, StatusWord, mask_words,
+};
 
 mod arena;
 mod encode;
 mod engine;
 mod handle;
 mod lease;
+mod masks;
 mod outcome;
 mod reader;
 mod shared;
@@ -63,7 +69,7 @@ use lease::Lease;
 use reader::Reader;
 use shared::Shared;
 use slots::SlotTracker;
-use stream::Stream;
+use stream::{Shape, Stream};
 use tracker::Newcomer;
 
 use crate::{Transport, TransportError};
@@ -71,6 +77,7 @@ use crate::{Transport, TransportError};
 pub use engine::{EngineHealth, EngineStatus};
 pub use handle::RequestHandle;
 pub use izar_ring::{BadRequest, EngineError, EngineStats, StepHistogram, StepStats};
+pub use masks::{FeedProgress, MaskFeed};
 pub use outcome::{
     ConnectError, Finish, FinishReason, GeneratedToken, Progress, RequestError, Shortage,
     SubmitError, TokenLogprobs,
@@ -150,16 +157,22 @@ impl RingClient {
         let shared = &self.shared;
         shared.check_engine()?;
         let encoded = encode::encode(submission)?;
-        let num_logprobs = encoded.num_logprobs();
-        let output_bytes = Stream::output_bytes(submission.max_tokens, num_logprobs);
-        let (input, output, taken) = shared.take_space(encoded.input_bytes(), output_bytes)?;
+        let shape = Shape {
+            capacity: submission.max_tokens,
+            num_logprobs: encoded.num_logprobs(),
+            num_prompt_logprobs: submission.prompt_logprobs.map_or(-1, |n| n as i32),
+            prompt_len: submission.prompt.len() as u32,
+            mask_bytes: 8 * u64::from(mask_words(submission.masked_vocab_size)),
+        };
+        let (input, output, taken) =
+            shared.take_space(encoded.input_bytes(), shape.output_bytes())?;
         let generation = taken.last_generation.wrapping_add(1);
         let stream = Arc::new(Stream::new(
             taken.slot,
             generation,
-            submission.max_tokens,
-            num_logprobs,
+            shape,
             output,
+            input.offset() + encoded.masks_at(),
         ));
         let request_id = match submission.request_id {
             // Relaxed: only uniqueness counts.
@@ -175,6 +188,7 @@ impl RingClient {
             input: input.offset(),
             output: stream.token_offset(0),
             logprobs: stream.logprob_offset(0),
+            prompt_logprobs: stream.prompt_logprob_offset(0),
         };
         let record_offset = shared.lease.layout().request_offset(SlotIdx(taken.slot));
         let newcomer = Newcomer {

@@ -58,9 +58,12 @@ pub struct Submission<'a> {
     pub logit_bias: &'a [(u32, f32)],
     /// If given, no other token is ever sampled.
     pub allowed_token_ids: Option<&'a [u32]>,
-    /// If given, one bit per vocabulary entry, low bit first; a token whose bit is 0 is never sampled. The compact form of a
-    /// large allowed set, for grammars.
-    pub token_mask: Option<&'a [u32]>,
+    /// Every token waits for a mask of its own: take the request's [`super::MaskFeed`] and deliver them. Tokens of the
+    /// vocabulary, as the engine counts them; 0 for a request without masks.
+    pub masked_vocab_size: u32,
+    /// `None`: no log probabilities of the prompt. `Some(n)`: of each of its tokens but the first, and of the `n` most probable
+    /// ones at its place.
+    pub prompt_logprobs: Option<u32>,
     /// Token sequences that must not appear in the output.
     pub bad_words: &'a [&'a [u32]],
     /// Lower runs earlier; the same value runs first come, first served.
@@ -82,7 +85,8 @@ impl<'a> Submission<'a> {
             logprobs: None,
             logit_bias: &[],
             allowed_token_ids: None,
-            token_mask: None,
+            masked_vocab_size: 0,
+            prompt_logprobs: None,
             bad_words: &[],
             priority: 0,
             request_id: 0,

@@ -257,8 +257,12 @@ impl Tracker {
             );
             add(
                 stream.logprob_offset(work.from),
-                num_new * logprob_stride(stream.num_logprobs) as usize,
+                num_new * logprob_stride(stream.shape.num_logprobs) as usize,
             );
+            if work.from == 0 {
+                let bytes = stream.shape.prompt_logprob_bytes() as usize;
+                add(stream.prompt_logprob_offset(0), bytes);
+            }
             if work.ended.is_some() {
                 let offset = shared.lease.layout().result_offset(SlotIdx(stream.slot));
                 ops.push(ReadOp {
@@ -381,7 +385,7 @@ impl Entry {
                 return Seen::Broken(RequestError::CorruptRing("a slot's status word"));
             }
         };
-        if available > stream.capacity || available < self.num_read {
+        if available > stream.shape.capacity || available < self.num_read {
             return Seen::Broken(RequestError::CorruptRing("a slot's number of tokens"));
         }
         let to = available.min(self.num_read + budget);

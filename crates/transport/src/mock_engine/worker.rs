@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use izar_ring::{
-    EngineError, EngineState, EngineStats, FinishReason, LogprobEntry, OutputToken, Request,
-    SlotEvent, SlotIdx, SlotResult, TokenLogprobs,
+    EngineError, EngineState, EngineStats, FinishReason, LogprobEntry, MaskState, OutputToken,
+    Request, SlotEvent, SlotIdx, SlotResult, TokenLogprobs,
 };
 
 use super::{Control, DRAIN, FAIL, FREEZE, KILL, MockOptions, Reply, ReplyEnd, STOP};
@@ -103,7 +103,9 @@ impl Worker {
         self.claim_waiting();
         if !self.running.is_empty() && now >= self.next_step {
             let stepped = self.step();
-            self.is_hanging = !stepped && self.options.num_groups == 1;
+            // A masked sequence may say something as soon as its mask is there.
+            let is_masked = self.running.iter().any(|r| r.request.is_masked);
+            self.is_hanging = !stepped && self.options.num_groups == 1 && !is_masked;
             let interval = self.options.step_time / self.options.num_groups;
             let due = self.next_step + interval;
             self.next_step = match self.is_hanging {
@@ -153,6 +155,7 @@ impl Worker {
             };
             if let Ok(request) = self.engine.claim(slot, now_ns()) {
                 let reply = (self.options.script)(&request, self.engine.prompt(slot));
+                self.store_prompt_logprobs(&request);
                 self.running.push(Running {
                     request,
                     reply,
@@ -160,6 +163,40 @@ impl Worker {
                 });
                 // Relaxed: a count for tests.
                 self.control.seen.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn store_prompt_logprobs(&mut self, request: &Request) {
+        let Some(num_top) = request.num_prompt_logprobs else {
+            return;
+        };
+        let prompt = self.engine.prompt(request.slot).to_vec();
+        for (position, &token) in (0..).zip(&prompt).skip(1) {
+            mock_logprobs(&mut self.entries, token, num_top, self.options.vocab_size);
+            let logprobs = TokenLogprobs {
+                rank: 1,
+                entries: &self.entries,
+            };
+            self.engine
+                .store_prompt_logprobs(request.slot, position, logprobs);
+        }
+    }
+
+    /// What a sequence's mask makes of the token it would say next: nothing while the mask is not there, and the lowest token
+    /// allowed instead of a forbidden one.
+    fn masked(&self, slot: SlotIdx, index: u32, token: u32) -> Option<u32> {
+        let Some(masks) = self.engine.token_masks(slot) else {
+            return Some(token);
+        };
+        let mut mask = vec![0; self.options.vocab_size.div_ceil(32) as usize];
+        match masks.load(index, &mut mask) {
+            MaskState::Awaited => None,
+            MaskState::Open => Some(token),
+            MaskState::Ready => {
+                let allows = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 != 0;
+                let lowest = || (0..self.options.vocab_size).find(allows);
+                Some(token).filter(allows).or_else(lowest)
             }
         }
     }
@@ -193,7 +230,7 @@ impl Worker {
             request,
             reply,
             num_generated,
-        } = &mut self.running[i];
+        } = &self.running[i];
         let Some(token) = reply.token(*num_generated) else {
             return match reply.end {
                 ReplyEnd::Stop => Some((FinishReason::Stop, None)),
@@ -203,6 +240,12 @@ impl Worker {
             };
         };
         let token = token % self.options.vocab_size;
+        let token = self.masked(request.slot, *num_generated, token)?;
+        let Running {
+            request,
+            reply,
+            num_generated,
+        } = &mut self.running[i];
         *num_generated += 1;
         let count = *num_generated;
         let last_of_list = reply.end == ReplyEnd::Stop && reply.token(count).is_none();

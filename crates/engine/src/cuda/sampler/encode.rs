@@ -117,8 +117,12 @@ impl Encoder {
             .check(&binding.params, &lists, prompt, generated)
             .map_err(|_| EngineError::RequestChanged)?;
         self.check_list_words(binding)?;
+        // What this back end does not do is refused, not done without.
+        if binding.masks.is_some() || binding.prompt_logprobs.is_some() {
+            return Err(EngineError::BadRequest(BadRequest::Flags));
+        }
 
-        let has_mask = !binding.allowed_ids.is_empty() || !binding.token_mask.is_empty();
+        let has_mask = !binding.allowed_ids.is_empty();
         let history = history(binding, prompt, generated);
         let lists_at = writer.len as u32;
         let num_bad_words = self.push_lists(binding, writer);
@@ -183,25 +187,15 @@ impl Encoder {
         num_bad_words as u32
     }
 
-    /// Writes what allowed ids and the request's mask both allow.
+    /// Writes the allowed ids as a mask.
     fn push_mask(&self, binding: &RowBinding, writer: &mut Writer<'_>) -> u32 {
         let len = self.mask_words();
         let start = writer.len;
         let words = &mut writer.words[start..start + len];
         writer.len += len;
-        words.fill(if binding.allowed_ids.is_empty() {
-            u32::MAX
-        } else {
-            0
-        });
+        words.fill(0);
         for &token in &binding.allowed_ids {
             words[token as usize / 32] |= 1 << (token % 32);
-        }
-        if !binding.token_mask.is_empty() {
-            let mask = binding.token_mask.iter().copied();
-            for (word, mask) in words.iter_mut().zip(mask.chain(std::iter::repeat(0))) {
-                *word &= mask;
-            }
         }
         start as u32
     }

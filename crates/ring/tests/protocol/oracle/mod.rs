@@ -50,6 +50,11 @@ enum Op {
         slot: usize,
         reason: FinishReason,
     },
+    Deliver {
+        slot: usize,
+        skew: u32,
+        mask: Option<u64>,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -77,6 +82,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (slot(), 0..100u32).prop_map(|(slot, token)| Op::Publish { slot, token }),
         2 => (slot(), any::<bool>()).prop_map(|(slot, paused)| Op::Pause { slot, paused }),
         5 => (slot(), reason).prop_map(|(slot, reason)| Op::Complete { slot, reason }),
+        8 => (slot(), skew(), any::<Option<u64>>()).prop_map(|(slot, skew, mask)| Op::Deliver { slot, skew, mask }),
     ]
 }
 
@@ -179,6 +185,7 @@ impl World {
             Op::Claim(slot) => self.claim(slot),
             Op::Publish { slot, token } => self.publish(slot, token),
             Op::Pause { slot, paused } => self.pause(slot, paused),
+            Op::Deliver { slot, skew, mask } => self.deliver(slot, skew, mask),
             Op::Complete { slot, reason } => {
                 let live = self.model.slots[slot].pending || self.is_running(slot);
                 if live {
@@ -233,6 +240,7 @@ impl World {
         }
         let word = self.word(slot, (model.generation + 1).wrapping_add(skew), stale);
         self.model.slots[slot].submit = word;
+        self.model.slots[slot].num_masks = 0;
         let idx = SlotIdx(slot as u32);
         let lease = self.layout.lease_of(idx);
         let share = u64::from(idx.0 - self.layout.lease_slots(lease).start) * crate::common::SHARE;
@@ -247,6 +255,12 @@ impl World {
             output_offset: self.layout.lease_output(lease).start + share,
             output_capacity: 4,
             max_tokens: 4,
+            flags: REQUEST_MASKED,
+            masks: Span {
+                offset: prompt.offset + 16,
+                len: 4,
+                reserved: 0,
+            },
             ..RequestRecord::default()
         };
         let ids = [word.0 % 100, word.1 % 100].map(u32::to_le_bytes).concat();
@@ -258,6 +272,39 @@ impl World {
         if bell {
             self.ring_bell(lease);
         }
+    }
+
+    /// Delivers the next mask if the slot's tokens so far allow it; with a skew, a word that speaks of another generation.
+    fn deliver(&mut self, slot: usize, skew: u32, mask: Option<u64>) {
+        let model = &mut self.model.slots[slot];
+        if matches!(model.state, State::Empty | State::DecodeCompleted)
+            || model.num_masks as usize > model.tokens.len()
+        {
+            return;
+        }
+        let (idx, buffer) = (SlotIdx(slot as u32), (model.num_masks % 2) as usize);
+        model.num_masks += 1;
+        model.mask_word.0 = model.generation.wrapping_add(skew);
+        model.mask_word.1 = model.num_masks;
+        model.mask_word.2[buffer] = mask.is_none();
+        if let Some(mask) = mask {
+            model.masks[buffer] = mask;
+            let lease = self.layout.lease_of(idx);
+            let share =
+                u64::from(idx.0 - self.layout.lease_slots(lease).start) * crate::common::SHARE;
+            let area = self.layout.lease_input(lease).start + share + 16;
+            let bytes = [mask, !mask].map(u64::to_le_bytes).concat();
+            self.memory
+                .write(area + 16 * buffer as u64, &bytes)
+                .unwrap();
+        }
+        let word = MaskWord {
+            generation: model.mask_word.0,
+            num_delivered: model.mask_word.1,
+            is_open: model.mask_word.2,
+        };
+        // SYNC mask-delivered: pairs with the acquire load in `MaskSource::load`.
+        self.store(self.layout.mask_offset(idx), word.pack());
     }
 
     fn claim(&mut self, slot: usize) {
@@ -316,6 +363,10 @@ impl World {
                 SlotEvent::Recycled { .. } => reached.recycled += 1,
             }
         }
+        for slot in 0..self.model.slots.len() {
+            let ready = self.model.mask(slot).0 != MaskState::Awaited;
+            reached.masked += u32::from(self.is_running(slot) && ready);
+        }
         reached.refused_orphans += self.num_refused;
         for lease in &self.model.leases {
             reached.revoked += u32::from(lease.verdict.revoked > 0);
@@ -346,6 +397,7 @@ impl World {
             if self.is_running(index) {
                 let tokens: Vec<u32> = self.engine.generated(slot).collect();
                 assert_eq!(tokens, self.model.slots[index].tokens);
+                self.check_mask(slot, tokens.len() as u32);
             }
         }
         for (index, lease) in self.model.leases.iter().enumerate() {
@@ -354,6 +406,19 @@ impl World {
                 LeaseVerdict::unpack(self.memory.read_word(offset).unwrap()),
                 lease.verdict
             );
+        }
+    }
+}
+
+impl World {
+    fn check_mask(&self, slot: SlotIdx, next: u32) {
+        let (state, mask) = self.model.mask(slot.0 as usize);
+        let source = self.engine.mask_source(slot).expect("all are masked");
+        let mut got = [0; 4];
+        assert_eq!(source.load(next, &mut got), state);
+        if state == MaskState::Ready {
+            let words = [mask as u32, (mask >> 32) as u32];
+            assert_eq!(got, [words[0], words[1], !words[0], !words[1]]);
         }
     }
 }
@@ -367,6 +432,7 @@ struct Reached {
     revoked: u32,
     refused_orphans: u32,
     second_generations: u32,
+    masked: u32,
 }
 
 #[test]
@@ -398,5 +464,6 @@ fn ring_does_what_its_model_does() {
     if !cfg!(miri) {
         assert!(r.submitted > 1_000 && r.cancelled > 300 && r.recycled > 300);
         assert!(r.revoked > 100 && r.refused_orphans > 20 && r.second_generations > 200);
+        assert!(r.masked > 100, "{}", r.masked);
     }
 }

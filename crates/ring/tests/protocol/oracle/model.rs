@@ -1,6 +1,8 @@
 //! What the ring should do, said without words, offsets or memory: plain values and plain rules.
 
-use izar_ring::{FinishReason, LeaseIdx, LeaseVerdict, Observation, SlotEvent, SlotIdx, State};
+use izar_ring::{
+    FinishReason, LeaseIdx, LeaseVerdict, MaskState, Observation, SlotEvent, SlotIdx, State,
+};
 
 /// (generation, lease generation) of a front end's word.
 pub type Tagged = (u32, u32);
@@ -19,6 +21,11 @@ pub struct Slot {
     pub orphaned: bool,
     pub reason: Option<FinishReason>,
     pub tokens: Vec<u32>,
+    /// Masks delivered by the submission's owner.
+    pub num_masks: u32,
+    /// Generation, count and flags of the mask word, and what lies in the buffers.
+    pub mask_word: (u32, u32, [bool; 2]),
+    pub masks: [u64; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +61,9 @@ impl Model {
             orphaned: false,
             reason: None,
             tokens: Vec::new(),
+            num_masks: 0,
+            mask_word: (0, 0, [false; 2]),
+            masks: [0; 2],
         };
         let lease = Lease {
             claim: (0, false),
@@ -234,6 +244,19 @@ impl Model {
         slot.reason = Some(reason);
         if slot.orphaned {
             self.empty(index);
+        }
+    }
+
+    /// What the engine must see of the mask of the next token.
+    pub fn mask(&self, index: usize) -> (MaskState, u64) {
+        let slot = &self.slots[index];
+        let (next, (generation, count, is_open)) = (slot.tokens.len(), slot.mask_word);
+        if generation != slot.generation || count as usize <= next {
+            (MaskState::Awaited, 0)
+        } else if is_open[next % 2] {
+            (MaskState::Open, 0)
+        } else {
+            (MaskState::Ready, slot.masks[next % 2])
         }
     }
 

@@ -110,22 +110,12 @@ fn lists_stand_in_the_order_that_the_kernel_reads() {
 }
 
 #[test]
-fn allowed_ids_and_mask_are_joined() {
+fn allowed_ids_become_a_mask() {
     let mut one = binding(0);
     one.allowed_ids = vec![1, 33, 99];
-    let (_, words) = encode(&[one.clone()]);
+    let (_, words) = encode(&[one]);
     let got = record(&words, 0);
     assert_eq!(slice(&words, got.mask_at, 4), [2, 2, 0, 8]);
-    one.token_mask = vec![u32::MAX, 0, u32::MAX, 8];
-    let (_, words) = encode(&[one.clone()]);
-    assert_eq!(slice(&words, record(&words, 0).mask_at, 4), [2, 0, 0, 8]);
-    one.allowed_ids.clear();
-    one.token_mask.truncate(1);
-    let (_, words) = encode(&[one]);
-    assert_eq!(
-        slice(&words, record(&words, 0).mask_at, 4),
-        [u32::MAX, 0, 0, 0]
-    );
 }
 
 #[test]
@@ -154,6 +144,18 @@ fn what_the_cpu_sampler_refuses_becomes_a_broken_row() {
         );
         assert_eq!(record(&words, 1).row, 5);
     }
+}
+
+#[test]
+fn what_this_back_end_does_not_do_is_refused() {
+    let mut one = binding(0);
+    one.prompt_logprobs = Some(0);
+    let got = record(&encode(&[one]).1, 0);
+    let refused = EngineError::BadRequest(BadRequest::Flags);
+    assert_eq!(
+        (got.state.flags, got.state.error),
+        (RowFlags::BROKEN, refused.code().into())
+    );
 }
 
 #[test]
