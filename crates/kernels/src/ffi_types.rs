@@ -74,19 +74,23 @@ pub(crate) struct PagedDecodeAttentionArgs {
     pub(crate) seq_lens: *const c_void,
     pub(crate) out: *mut c_void,
     pub(crate) partials: *mut c_void,
+    pub(crate) finished: *mut c_void,
+    pub(crate) error: *mut c_void,
     pub(crate) num_seqs: u32,
     pub(crate) num_heads: u32,
     pub(crate) num_kv_heads: u32,
     pub(crate) head_dim: u32,
+    pub(crate) num_blocks: u32,
     pub(crate) max_blocks_per_seq: u32,
     pub(crate) q_stride: u32,
     pub(crate) out_stride: u32,
     pub(crate) window: u32,
     pub(crate) scale: f32,
     pub(crate) num_sms: u32,
+    pub(crate) reads_early: u32,
 }
 
-const _: () = assert!(size_of::<PagedDecodeAttentionArgs>() == 96);
+const _: () = assert!(size_of::<PagedDecodeAttentionArgs>() == 120);
 
 /// Mirrors `IzarPagedPrefillAttentionArgs`.
 #[repr(C)]

@@ -15,6 +15,8 @@ use crate::stream::Stream;
 const BLOCK_SIZE: usize = 16;
 /// Chunks that a sequence is cut into at most.
 const MAX_CHUNKS: usize = 32;
+/// Warps of a block that attend.
+const WARPS_PER_SM: usize = 8;
 /// Sequences that one launch takes at most.
 const MAX_SEQS: u32 = 1024;
 /// Query heads that may share a KV head.
@@ -62,6 +64,11 @@ pub struct PagedDecodeAttention<'a> {
     pub window: Option<u32>,
     /// What scores are multiplied by, `1 / sqrt(head_dim)` as a rule.
     pub scale: f32,
+    /// Whether `seq_lens`, `block_table` and all of the cache but each sequence's last position may be
+    /// read before the previous kernel of the stream has finished. True is right if whatever writes them
+    /// has finished before that kernel starts: an earlier step, say, or a kernel that one between them
+    /// waited for before it let its own successors start.
+    pub reads_early: bool,
 }
 
 /// Why a step was not launched.
@@ -83,9 +90,13 @@ pub enum AttentionError {
 }
 
 /// Memory through which chunks of a sequence are joined. One launch at a time may use it.
+///
+/// A launch has one block on every SM, and blocks wait for each other: all of them must find room.
 #[derive(Debug)]
 pub struct AttentionWorkspace {
     partials: DeviceBuffer<f32>,
+    finished: DeviceBuffer<u32>,
+    error: DeviceBuffer<u32>,
     num_sms: u32,
 }
 
@@ -100,12 +111,40 @@ impl AttentionWorkspace {
         num_heads: u32,
         head_dim: u32,
     ) -> Result<Self, CudaError> {
-        let rows = max_seqs as usize * num_heads as usize;
-        let partials = DeviceBuffer::new(device, rows * MAX_CHUNKS * (head_dim as usize + 4))?;
-        Ok(Self {
-            partials,
-            num_sms: device.num_multiprocessors()?,
-        })
+        let parts = max_seqs as usize * num_heads as usize * MAX_CHUNKS;
+        let num_sms = device.num_multiprocessors()?;
+        let workspace = Self {
+            partials: DeviceBuffer::new(device, parts * (head_dim as usize + 4))?,
+            finished: DeviceBuffer::new(device, num_sms as usize * WARPS_PER_SM)?,
+            error: DeviceBuffer::new(device, 1)?,
+            num_sms,
+        };
+        let stream = Stream::new(device)?;
+        workspace.finished.fill_bytes(&stream, 0)?;
+        workspace.error.fill_bytes(&stream, 0)?;
+        stream.synchronize()?;
+        Ok(workspace)
+    }
+
+    /// Waits for the stream and says whether every launch so far completed: `false` if a chunk's part did
+    /// not come in time, after which results and workspace are void.
+    ///
+    /// # Errors
+    /// Those of the CUDA calls.
+    pub fn is_sound(&self, stream: &Stream) -> Result<bool, CudaError> {
+        let mut word = [0];
+        self.error.read(stream, &mut word)?;
+        Ok(word[0] == 0)
+    }
+
+    /// Waits for the stream and says whether the workspace is as every launch must leave it.
+    ///
+    /// # Errors
+    /// Those of the CUDA calls.
+    pub fn is_clean(&self, stream: &Stream) -> Result<bool, CudaError> {
+        let mut words = vec![0; self.finished.len()];
+        self.finished.read(stream, &mut words)?;
+        Ok(words.iter().all(|&word| word == words[0]))
     }
 }
 
@@ -161,7 +200,6 @@ impl PagedDecodeAttention<'_> {
             "1 to 16 times num_kv_heads",
             heads.into(),
         )?;
-        require(seqs <= MAX_SEQS, "num_seqs", "at most 1024", seqs.into())?;
         require(
             self.out.rows() == seqs,
             "rows of out",
@@ -176,9 +214,11 @@ impl PagedDecodeAttention<'_> {
             columns.into(),
         )?;
         require(
-            self.cache.num_blocks().is_some(),
+            self.cache
+                .num_blocks()
+                .is_some_and(|blocks| blocks < 1 << 27),
             "the KV cache",
-            "whole blocks, as many of k as of v",
+            "whole blocks, as many of k as of v, below 2^31 positions",
             size(self.cache.k.len()),
         )?;
         let entries = u64::from(seqs) * u64::from(self.max_blocks_per_seq);
@@ -218,6 +258,12 @@ pub fn paged_decode_attention(
 ) -> Result<(), AttentionError> {
     step.check()?;
     let PagedDecodeAttention { q, cache, out, .. } = *step;
+    require(
+        q.rows() <= MAX_SEQS,
+        "num_seqs",
+        "at most 1024",
+        q.rows().into(),
+    )?;
     let num_heads = step.num_heads();
     let rows = u64::from(q.rows()) * u64::from(num_heads);
     let words = rows * MAX_CHUNKS as u64 * u64::from(cache.head_dim + 4);
@@ -236,16 +282,20 @@ pub fn paged_decode_attention(
         seq_lens: step.seq_lens.address_of(0),
         out: out.address(),
         partials: workspace.partials.address_of(0),
+        finished: workspace.finished.address_of(0),
+        error: workspace.error.address_of(0),
         num_seqs: q.rows(),
         num_heads,
         num_kv_heads: cache.num_kv_heads,
         head_dim: cache.head_dim,
+        num_blocks: cache.num_blocks().unwrap_or(0) as u32,
         max_blocks_per_seq: step.max_blocks_per_seq,
         q_stride: q.stride(),
         out_stride: out.stride(),
         window: step.window.unwrap_or(0),
         scale: step.scale,
         num_sms: workspace.num_sms,
+        reads_early: step.reads_early.into(),
     };
     let raw = stream.for_launch()?;
     // SAFETY: shapes were checked against the buffers, which outlive work on them; the kernel clips

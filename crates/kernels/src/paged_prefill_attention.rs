@@ -13,8 +13,6 @@ use crate::stream::Stream;
 
 /// Entries that one launch takes at most.
 const MAX_ENTRIES: u32 = 1024;
-/// Tokens of a KV block.
-const BLOCK_SIZE: u64 = 16;
 
 /// One step's chunks. Rows of `q` and `out` are tokens; an entry is a chunk of one sequence.
 ///
@@ -66,7 +64,7 @@ impl PagedPrefillAttention<'_> {
         self.check_entries()?;
         let num_blocks = self.cache.num_blocks();
         require(
-            num_blocks.is_some_and(|blocks| blocks * BLOCK_SIZE < 1 << 31),
+            num_blocks.is_some_and(|blocks| blocks < 1 << 27),
             "the KV cache",
             "whole blocks, as many of k as of v, below 2^31 positions",
             self.cache.k.len() as u64,
@@ -77,20 +75,19 @@ impl PagedPrefillAttention<'_> {
             "above 0",
             self.scale.to_bits().into(),
         )?;
-        let q_bytes = self.q.address() as u64 | (u64::from(self.q.stride()) * 2);
-        require(
-            q_bytes.is_multiple_of(16),
-            "the stride or address of q",
-            "a multiple of 16 bytes",
-            q_bytes % 16,
-        )?;
-        let out_bytes = self.out.address() as u64 | (u64::from(self.out.stride()) * 2);
-        require(
-            out_bytes.is_multiple_of(4),
-            "the stride or address of out",
-            "a multiple of 4 bytes",
-            out_bytes % 4,
-        )
+        for (what, view) in [
+            ("the stride or address of q", self.q),
+            ("the stride or address of out", self.out),
+        ] {
+            let bytes = view.address() as u64 | (u64::from(view.stride()) * 2);
+            require(
+                bytes.is_multiple_of(16),
+                what,
+                "a multiple of 16 bytes",
+                bytes % 16,
+            )?;
+        }
+        Ok(())
     }
 
     fn check_heads(&self) -> Result<(), AttentionError> {

@@ -185,6 +185,9 @@ impl<'a> Recorder<'a> {
             out: model.activations.attended.first(seqs),
             window: model.window(idx),
             scale: model.attention_scale(),
+            // The embeddings wait for the step's inputs before they let anything after them start, and what
+            // the cache holds of a decode but its last position is earlier steps' work.
+            reads_early: true,
         };
         Ok(paged_decode_attention(
             self.stream,

@@ -32,8 +32,10 @@ constexpr uint32_t kThreads = 128;
 constexpr uint32_t kNanPair = 0x7FFF7FFF;
 
 __global__ void __launch_bounds__(kThreads) kernel(const IzarGatherRowsArgs a) {
-  ptx::launch_dependents();
+  // In this order: whatever starts after the embeddings of a step finds the step's inputs complete, also
+  // before its own wait. paged_decode_attention's reads_early relies on it.
   ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
   const uint32_t row = a.rows[blockIdx.x];
   const uint4* from = reinterpret_cast<const uint4*>(a.table + size_t{row} * a.table_stride);
   uint4* to = reinterpret_cast<uint4*>(a.y + size_t{blockIdx.x} * a.y_stride);

@@ -41,6 +41,27 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
   return ns;
 }
 
+__device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint32_t ld_acquire_gpu(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void st_release_gpu(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Loads a word for the sake of its cache line alone; nobody waits for it.
+__device__ __forceinline__ void touch(const void* address) {
+  asm volatile("{\n .reg .u32 unused;\n ld.global.u32 unused, [%0];\n}" ::"l"(address));
+}
+
 // A plain load that stays where it is written: not moved up to occupy registers.
 __device__ __forceinline__ uint4 ld_in_place_v4(const void* address) {
   uint4 v;

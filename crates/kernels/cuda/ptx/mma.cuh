@@ -14,4 +14,20 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four 8 x 8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8, in shared memory.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&m)[4], uint32_t shared_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address)
+               : "memory");
+}
+
+// As above, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&m)[4], uint32_t shared_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address)
+               : "memory");
+}
+
 }  // namespace izar::ptx

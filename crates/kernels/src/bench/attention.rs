@@ -100,6 +100,7 @@ pub(super) fn decode(
                 out,
                 window: None,
                 scale: 1.0 / (shape.head_dim as f32).sqrt(),
+                reads_early: true,
             };
             Ok(paged_decode_attention(stream, &step, &workspace)?)
         })?;

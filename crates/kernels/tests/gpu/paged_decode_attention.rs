@@ -24,6 +24,7 @@ struct Fixture {
     block_table: DeviceBuffer<u32>,
     seq_lens: DeviceBuffer<u32>,
     workspace: AttentionWorkspace,
+    reads_early: bool,
 }
 
 impl Fixture {
@@ -40,6 +41,7 @@ impl Fixture {
             workspace: AttentionWorkspace::new(device, num_seqs, heads.num_heads(), heads.head_dim)
                 .unwrap(),
             cache,
+            reads_early: true,
         }
     }
 
@@ -59,6 +61,7 @@ impl Fixture {
             out: Matrix::strided(out, 0, seqs, columns, columns + 8).unwrap(),
             window,
             scale: self.cache.heads.scale(),
+            reads_early: self.reads_early,
         }
     }
 
@@ -69,7 +72,9 @@ impl Fixture {
     fn run(&self, gpu: &Gpu, window: Option<u32>) -> Vec<bf16> {
         let out = self.out(gpu);
         paged_decode_attention(&gpu.stream, &self.step(&out, window), &self.workspace).unwrap();
-        gpu.read(&out)
+        let out = gpu.read(&out);
+        assert!(self.workspace.is_sound(&gpu.stream).unwrap());
+        out
     }
 
     fn check(&self, gpu: &Gpu, got: &[bf16], window: Option<u32>) {
@@ -121,6 +126,7 @@ fn every_head_shape_length_and_window_is_right() {
                 let got = fixture.run(&gpu, window);
                 fixture.check(&gpu, &got, window);
             }
+            assert!(fixture.workspace.is_clean(&gpu.stream).unwrap());
         }
     }
 }
@@ -149,6 +155,38 @@ fn a_sequences_result_does_not_depend_on_its_batch() {
         };
         assert!(bits(&got) == bits(&together), "length {length}");
     }
+}
+
+#[test]
+fn reading_early_and_many_launches_in_a_row_change_nothing() {
+    let Some(mut gpu) = gpu() else { return };
+    let heads = Heads {
+        head_dim: 128,
+        num_kv_heads: 8,
+        group: 4,
+    };
+    let lengths: Vec<u32> = (0..64).map(|seq| 1 + seq * 61).collect();
+    let mut fixture = Fixture::new(&mut gpu, heads, &lengths);
+    let early = fixture.run(&gpu, None);
+    fixture.reads_early = false;
+    let late = fixture.run(&gpu, None);
+    let bits = |out: &[bf16]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert!(bits(&early) == bits(&late));
+    fixture.reads_early = true;
+    let out = fixture.out(&gpu);
+    let graph = Graph::capture(&gpu.stream, |stream| {
+        for _ in 0..50 {
+            paged_decode_attention(stream, &fixture.step(&out, None), &fixture.workspace)?;
+        }
+        Ok::<_, AttentionError>(())
+    })
+    .unwrap();
+    let exec = graph.instantiate().unwrap();
+    // SAFETY: every captured buffer lives to the end of the test.
+    unsafe { exec.launch(&gpu.stream) }.unwrap();
+    assert!(bits(&gpu.read(&out)) == bits(&early));
+    assert!(fixture.workspace.is_sound(&gpu.stream).unwrap());
+    assert!(fixture.workspace.is_clean(&gpu.stream).unwrap());
 }
 
 #[test]

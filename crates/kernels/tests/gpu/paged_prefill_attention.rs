@@ -175,6 +175,7 @@ impl Fixture {
             out: self.matrix(&unused),
             window,
             scale: self.cache.heads.scale(),
+            reads_early: false,
         };
         reference_attention(stream, &step, &out).unwrap();
         let mut wanted = vec![0.0; out.len()];
