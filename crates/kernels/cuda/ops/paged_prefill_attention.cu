@@ -9,14 +9,15 @@
 //   out           [num_tokens, num_heads, head_dim]           bf16, row stride out_stride; only entries' rows are written
 // Grid min(SMs, tiles that num_tokens and max_entries allow), 384 threads, 161 KB of shared memory: counts come from
 // memory, so a captured launch serves any chunks. A token's result does not depend on its chunk or its batch.
-// Requires head_dim 64, 96 or 128, num_heads / num_kv_heads <= 16, 1024 entries, 16-byte aligned q and caches,
-// q_stride % 8 == 0, out_stride % 2 == 0.
+// Requires head_dim 64, 96 or 128, num_heads / num_kv_heads <= 16, 1024 entries, 16-byte aligned q, out and caches,
+// strides % 8 == 0.
 // Bound: tensor cores, 4 * head_dim * num_heads * (positions seen by all tokens) operations.
 // Measured: docs/perf/h200-kernels.md
 #include "paged_prefill_attention.cuh"
 
 #include <algorithm>
 
+#include "../common/launch.h"
 #include "../common/tensor_map.h"
 
 // Mirrored by ffi::PagedPrefillAttentionArgs.
@@ -103,17 +104,8 @@ cudaError_t launch(const Args& a, cudaStream_t stream) {
   error = cudaFuncSetAttribute(kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
   if (error != cudaSuccess) return error;
 
-  cudaLaunchAttribute serialisation;
-  serialisation.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  serialisation.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = std::min(a.num_sms, most_tiles(p));
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = C::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &serialisation;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel<C>, q_map, k_map, v_map, p);
+  const uint32_t num_blocks = std::min(a.num_sms, most_tiles(p));
+  return launch_overlapped(kernel<C>, num_blocks, kThreads, C::kSharedBytes, stream, q_map, k_map, v_map, p);
 }
 
 }  // namespace

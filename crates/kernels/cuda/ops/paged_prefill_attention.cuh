@@ -441,6 +441,24 @@ struct Consumer {
     }
   }
 
+  // Transposes the 4 x 4 words that 4 neighbouring lanes hold, a row each.
+  __device__ __forceinline__ static void transpose_in_quad(uint32_t (&w)[4]) {
+#pragma unroll
+    for (uint32_t distance = 1; distance <= 2; distance *= 2) {
+      const bool is_upper = lane() & distance;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        if (i & distance) continue;
+        const uint32_t kept = is_upper ? w[i + distance] : w[i];
+        const uint32_t given = is_upper ? w[i] : w[i + distance];
+        const uint32_t taken = __shfl_xor_sync(0xFFFFFFFF, given, distance);
+        w[i] = is_upper ? taken : kept;
+        w[i + distance] = is_upper ? kept : taken;
+      }
+    }
+  }
+
+  // Of every 32 dims a lane writes the 8 that its place in the quad names.
   __device__ __forceinline__ void write(const Tile& t, const Output& out) const {
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
@@ -450,12 +468,16 @@ struct Consumer {
       const float inverse = 1.0f / total;
       const uint32_t token = row(r) / p.group;
       const uint32_t head = t.kv_head * p.group + row(r) % p.group;
-      if (token >= t.num_tokens) continue;
-      __nv_bfloat16* to = p.out + size_t{t.token + token} * p.out_stride + head * C::kHeadDim + 2 * (lane() % 4);
+      __nv_bfloat16* to = p.out + size_t{t.token + token} * p.out_stride + head * C::kHeadDim + 8 * (lane() % 4);
 #pragma unroll
-      for (uint32_t j = 0; j < C::kHeadDim / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(to + 8 * j) =
-            pack(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
+      for (uint32_t j = 0; j < C::kHeadDim / 8; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          words[i] = pack(out[4 * (j + i) + 2 * r] * inverse, out[4 * (j + i) + 2 * r + 1] * inverse);
+        }
+        transpose_in_quad(words);
+        if (token < t.num_tokens) *reinterpret_cast<uint4*>(to + 8 * j) = {words[0], words[1], words[2], words[3]};
       }
     }
   }
