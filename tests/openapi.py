@@ -1,15 +1,16 @@
-"""Schemathesis over the OpenAPI document of a running Izar server with a real model.
+"""Schemathesis over the OpenAPI document of the front end, in front of an engine that computes nothing.
 
-    python tests/openapi.py IZAR MODEL [EXAMPLES]
+    python tests/openapi.py MOCK_SERVER [EXAMPLES]
 
-Starts `IZAR serve MODEL` on a free port, makes EXAMPLES requests of each kind to each endpoint out of the document, valid ones and
-broken ones, and checks every answer: no 5xx, a documented status, content type, headers and schema, no broken request taken for
-a valid one, no unknown method taken, and no endpoint open that should ask for a key. Fails with what schemathesis found.
+Starts `MOCK_SERVER` (crates/server/examples/mock_server.rs) on a free port, makes EXAMPLES requests of each kind to each endpoint out
+of the document, valid ones and broken ones, and checks every answer: no 5xx, a documented status, content type, headers and schema, no
+broken request taken for a valid one, no unknown method taken, and no endpoint open that should ask for a key. Fails with what
+schemathesis found.
 """
 
+import copy
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -30,16 +31,12 @@ CHECKS = [
 ]
 
 
-def start(izar, model):
+def start(server):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     log = tempfile.TemporaryFile()
-    # A short context bounds what an answer takes.
-    process = subprocess.Popen(
-        [izar, "serve", model, "--port", str(port), "--served-model-name", "smollm2",
-         "--max-model-len", "96", "--max-num-seqs", "32", "--api-key", KEY],
-        stderr=log)
+    process = subprocess.Popen([server, str(port), KEY], stderr=log)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 60
     while True:
@@ -55,7 +52,7 @@ def start(izar, model):
 
 
 def feasible(document):
-    """The document narrowed to requests that this model and this short context can serve: without it, nearly all that
+    """The document narrowed to requests that the mock's few tokens and short context can serve: without it, nearly all that
     are valid by their form are refused for a token id or a length that only the server can know."""
     schemas = document["components"]["schemas"]
     for name in ("ChatCompletionRequest", "CompletionRequest", "TokenizeRequest"):
@@ -77,53 +74,54 @@ def feasible(document):
         elif isinstance(node, dict):
             items = node.get("items")
             if isinstance(items, dict) and items.get("type") == "integer" and "minimum" in items:
-                items["maximum"] = 1000
+                items["maximum"] = 200
                 node["maxItems"] = 16
             for value in node.values():
                 narrow(value)
 
     narrow(schemas)
-    schemas["CompletionRequest"]["properties"]["logit_bias"]["propertyNames"] = {"pattern": "^[0-9]{1,3}$"}
-    schemas["ChatCompletionRequest"]["properties"]["logit_bias"]["propertyNames"] = {"pattern": "^[0-9]{1,3}$"}
+    schemas["CompletionRequest"]["properties"]["logit_bias"]["propertyNames"] = {"pattern": "^1?[0-9]{1,2}$"}
+    schemas["ChatCompletionRequest"]["properties"]["logit_bias"]["propertyNames"] = {"pattern": "^1?[0-9]{1,2}$"}
     return document
 
 
 def check(url, document, *flags):
     """Runs schemathesis over the document; returns whether it found nothing."""
     schemathesis = os.path.join(os.path.dirname(sys.executable), "schemathesis")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(document, file)
-        file.flush()
+    # One worker: Python's parser, which the generator uses to describe itself, counts its depth for all threads together
+    # before Python 3.12.
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "openapi.json")
+        with open(path, "w") as file:
+            json.dump(document, file)
         run = subprocess.run(
-            [schemathesis, "run", file.name, "--url", url, "--header", f"Authorization: Bearer {KEY}",
-             "--checks", ",".join(CHECKS), "--seed", "1", "--workers", "4", "--request-timeout", "60",
+            [schemathesis, "run", path, "--url", url, "--header", f"Authorization: Bearer {KEY}",
+             "--checks", ",".join(CHECKS), "--seed", "1", "--workers", "1", "--request-timeout", "60",
              "--no-color", *flags],
-            env={**os.environ, "COLUMNS": "140"})
+            env={**os.environ, "COLUMNS": "140"}, cwd=folder)
     return run.returncode == 0
 
 
-def main(izar, model, examples="30"):
-    process, url, log = start(izar, model)
+def main(server, examples="30"):
+    process, url, log = start(server)
     try:
         with urllib.request.urlopen(f"{url}/openapi.json", timeout=5) as answer:
-            text = answer.read()
+            document = json.load(answer)
         passed = [
-            check(url, json.loads(text), "--phases", "examples,coverage,fuzzing", "--mode", "all",
+            check(url, document, "--phases", "examples,coverage,fuzzing", "--mode", "all",
                   "--max-examples", examples),
-            check(url, feasible(json.loads(text)), "--phases", "fuzzing", "--mode", "positive",
+            check(url, feasible(copy.deepcopy(document)), "--phases", "fuzzing", "--mode", "positive",
                   "--max-examples", examples),
         ]
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             assert answer.status == 200
     finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=60)
+        process.kill()
+        process.wait()
     log.seek(0)
     text = log.read().decode(errors="replace")
     if "panicked" in text:
         sys.exit("a thread of the server panicked:\n" + text[-4000:])
-    if code != 0:
-        sys.exit(f"the server left with {code}:\n{text[-4000:]}")
     sys.exit(0 if all(passed) else 1)
 
 

@@ -87,12 +87,18 @@ impl Exchange {
         self.prompt_tokens.store(num_tokens, Relaxed);
     }
 
-    /// Notes that a token of its answer has come.
-    pub fn note_token(&self) {
-        if self.completion_tokens.fetch_add(1, Relaxed) == 0 {
-            self.first_token_us
-                .store(micros(self.began.elapsed()), Relaxed);
-        }
+    /// Notes that the first token of a sequence of its answer has come.
+    pub fn note_first_token(&self) {
+        // At least 1: 0 is none yet.
+        let now_us = micros(self.began.elapsed()).max(1);
+        let _ = self
+            .first_token_us
+            .compare_exchange(0, now_us, Relaxed, Relaxed);
+    }
+
+    /// Notes that a sequence of its answer has ended after so many tokens.
+    pub fn note_completion_tokens(&self, num_tokens: u64) {
+        self.completion_tokens.fetch_add(num_tokens, Relaxed);
     }
 
     fn end(&self, status: StatusCode, num_bytes: u64, whole: bool) {
@@ -111,7 +117,7 @@ impl Exchange {
                 whole,
                 prompt_tokens: prompt,
                 completion_tokens: completion,
-                first_token_us: (completion > 0).then_some(first_us),
+                first_token_us: (first_us > 0).then_some(first_us),
             });
         }
         macro_rules! line {
@@ -211,6 +217,8 @@ impl HttpBody for Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         let whole = self.ended || self.inner.is_end_stream();
+        // What is left of the answer notes what came of it while it goes.
+        drop(std::mem::take(&mut self.inner));
         self.exchange.end(self.status, self.num_bytes, whole);
     }
 }

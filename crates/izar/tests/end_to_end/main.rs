@@ -6,6 +6,7 @@
 mod http;
 mod lifecycle;
 mod load;
+mod logs;
 mod malformed;
 mod prompts;
 mod reference;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -53,6 +53,7 @@ pub struct Server {
     /// `127.0.0.1:PORT`.
     pub address: String,
     agent: Agent,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 /// A completed sequence.
@@ -77,13 +78,17 @@ impl Server {
             .expect("izar starts");
         let stderr = BufReader::new(process.stderr.take().expect("piped"));
         let (address, addresses) = mpsc::channel();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 eprintln!("izar: {line}");
                 if let Some((_, rest)) = line.split_once("http://") {
+                    let end = rest.find('/').unwrap_or(rest.len());
                     // The test may be over already.
-                    let _ = address.send(rest.trim_end_matches("/v1").to_owned());
+                    let _ = address.send(rest[..end].to_owned());
                 }
+                lines.lock().expect("unpoisoned").push(line);
             }
         });
         let address = addresses
@@ -93,9 +98,15 @@ impl Server {
             process,
             address,
             agent: http::agent(PATIENCE),
+            log,
         };
         wait_until("/health", || server.get("/health").status == 200);
         server
+    }
+
+    /// The log so far, a string a line.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("unpoisoned").clone()
     }
 
     pub fn pid(&self) -> u32 {
@@ -111,12 +122,21 @@ impl Server {
     }
 
     pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.post_with(path, &[], body)
+    }
+
+    pub fn post_with(
+        &self,
+        path: &str,
+        headers: &[(&str, String)],
+        body: impl AsRef<[u8]>,
+    ) -> Answer {
         let request = self.agent.post(self.url(path));
-        Answer::read(
-            request
-                .header("content-type", "application/json")
-                .send(body.as_ref()),
-        )
+        let request = request.header("content-type", "application/json");
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, value)
+        });
+        Answer::read(request.send(body.as_ref()))
     }
 
     /// `/v1/completions`, whatever it answers.

@@ -82,6 +82,9 @@ impl SequenceMeter {
             let now = Instant::now();
             self.first_token = Some(now);
             self.prompt.first_token();
+            if let Some(exchange) = &self.exchange {
+                exchange.note_first_token();
+            }
             metrics
                 .time_to_first_token
                 .observe(nanos(now - self.arrival));
@@ -91,9 +94,6 @@ impl SequenceMeter {
                 .observe(timestamp_ns.saturating_sub(self.last_token_ns));
         }
         metrics.generation_tokens.add(1);
-        if let Some(exchange) = &self.exchange {
-            exchange.note_token();
-        }
         self.last_token_ns = timestamp_ns;
         self.num_tokens += 1;
     }
@@ -102,6 +102,9 @@ impl SequenceMeter {
     pub fn finish(&mut self, reason: FinishedReason, times: Option<EngineTimes>) {
         if std::mem::replace(&mut self.finished, true) {
             return;
+        }
+        if let Some(exchange) = &self.exchange {
+            exchange.note_completion_tokens(self.num_tokens);
         }
         let m = self.prompt.metrics();
         m.finished[reason as usize].add(1);

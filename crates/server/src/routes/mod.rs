@@ -8,6 +8,7 @@ pub mod responses;
 pub mod tokens;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::http::{HeaderName, header};
@@ -18,6 +19,7 @@ use http_body_util::BodyExt;
 use crate::answer::Answer;
 use crate::api::StreamRequest;
 use crate::app::App;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 
 /// Bodies from here on are parsed and encoded away from the threads that stream.
@@ -26,7 +28,13 @@ const LARGE_BODY_BYTES: usize = 8 * 1024;
 /// Reads a body up to the server's limit. Of one that is larger, some more is read and dropped: a client that is still writing
 /// would not see the answer.
 async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
-    let limit_bytes = app.max_body_bytes;
+    let deadline = app
+        .request_timeout
+        .map(|allowed| Deadline::new(Instant::now(), allowed));
+    Deadline::bound(deadline, read_up_to(app.max_body_bytes, body)).await
+}
+
+async fn read_up_to(limit_bytes: usize, body: Body) -> Result<Bytes, ApiError> {
     let mut body = body;
     let mut read = BytesMut::new();
     let mut num_bytes = 0_usize;

@@ -328,3 +328,33 @@ async fn tokens_of_a_finished_answer_are_not_held_back_by_a_time_limit() {
             .is_empty()
     );
 }
+
+/// A body whose end does not come.
+struct Unfinished;
+
+impl http_body::Body for Unfinished {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Self::Error>>> {
+        std::task::Poll::Pending
+    }
+}
+
+#[tokio::test]
+async fn client_that_never_finishes_its_body_is_told_after_the_time_limit() {
+    let options = ServerOptions {
+        request_timeout: Some(Duration::from_millis(50)),
+        ..ServerOptions::default()
+    };
+    let harness = Harness::with(saying("ok"), options);
+    let answer = harness
+        .post("/v1/chat/completions", Body::new(Unfinished))
+        .await;
+    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(answer.error("code"), "request_timeout");
+    assert_eq!(harness.metric("izar:http_requests_in_flight").await, 0.0);
+}
