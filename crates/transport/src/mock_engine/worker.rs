@@ -106,13 +106,9 @@ impl Worker {
             // A masked sequence may say something as soon as its mask is there.
             let is_masked = self.running.iter().any(|r| r.request.is_masked);
             self.is_hanging = !stepped && self.options.num_groups == 1 && !is_masked;
-            let interval = self.options.step_time / self.options.num_groups;
-            let due = self.next_step + interval;
             self.next_step = match self.is_hanging {
                 true => self.next_beat,
-                // On time, unless time was lost.
-                false if due > now => due,
-                false => now + interval,
+                false => self.after(now),
             };
             published |= stepped;
         }
@@ -121,6 +117,22 @@ impl Worker {
             self.engine.doorbell().ring();
         }
         self.rest();
+    }
+
+    /// When the next step is due. Lost time is made up for where the tokens of a step are spread, so that their rate holds.
+    fn after(&self, now: Instant) -> Instant {
+        let options = &self.options;
+        let interval = options.step_time / options.num_groups;
+        let due = self.next_step + interval;
+        let made_up = match options.num_groups {
+            1 => Duration::ZERO,
+            _ => options.step_time,
+        };
+        if due + made_up > now {
+            due
+        } else {
+            now + interval
+        }
     }
 
     fn take_events(&mut self) {
