@@ -4,6 +4,8 @@
 //! `scripts/fetch-model` fetches; `IZAR_TEST_MODEL` names another place for it.
 
 mod http;
+mod isolation;
+mod leaving;
 mod lifecycle;
 mod load;
 mod logs;
@@ -15,3 +17,4 @@ mod resources;
 mod server;
 mod startup;
 mod terminal;
+mod wild;
