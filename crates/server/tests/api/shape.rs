@@ -1,4 +1,4 @@
-//! The shape of answers, over the product of everything that changes it: endpoint, `n`, usage, log probabilities, ids, limits and texts.
+//! The shape of answers, over the product of everything that changes it: endpoint, `n`, echo, usage, log probabilities, ids, limits and texts.
 
 use std::collections::BTreeSet;
 
@@ -43,6 +43,7 @@ fn cases() -> Vec<Case> {
                 }
                 if !is_chat {
                     body["prompt"] = json!(["one", "two"]);
+                    body["echo"] = (n > 1 && !with_logprobs).into();
                 }
                 cases.push(Case {
                     is_chat,
