@@ -156,6 +156,97 @@ def test_many_at_once_async(c, s):
     assert {r.choices[0].message.content for r in asyncio.run(run())} == {ANSWER}
 
 
+def test_async_streams_concatenate_to_the_whole_answer(c, s):
+    async def one(a):
+        stream = await a.chat.completions.create(
+            model=MODEL, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True})
+        text, usages = "", []
+        async for chunk in stream:
+            usages.append(chunk.usage)
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+        assert usages[-1] and not any(usages[:-1]), usages
+        return text
+
+    async def run():
+        async with openai.AsyncOpenAI(base_url=c.base_url, api_key=KEY) as a:
+            return await asyncio.gather(*(one(a) for _ in range(20)))
+    assert set(asyncio.run(run())) == {ANSWER}
+
+
+def test_stream_helper_rebuilds_the_message(c, s):
+    with c.chat.completions.stream(model=MODEL, messages=QUESTION, temperature=0) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "content.delta" in events and events[-1] in ("content.done", "chunk"), events
+    assert final.choices[0].message.content == ANSWER
+    assert final.choices[0].finish_reason == "stop"
+
+
+def test_completions_of_several_prompts_stream_as_they_are_answered_whole(c, s):
+    ask = dict(model=MODEL, prompt=["The capital of France is", "One, two, three,"], temperature=0, max_tokens=6,
+               logprobs=2, n=2)
+    whole = c.completions.create(**ask)
+    texts, tokens = [""] * 4, [[] for _ in range(4)]
+    for chunk in c.completions.create(**ask, stream=True):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.text
+        if choice.logprobs:
+            tokens[choice.index] += choice.logprobs.tokens
+    assert texts == [x.text for x in whole.choices]
+    assert tokens == [x.logprobs.tokens for x in whole.choices]
+
+
+def test_errors_are_of_the_clients_own_classes_also_for_streams(c, s):
+    for wrong, error, extra in [
+        (c, openai.BadRequestError, {"top_p": -1}),
+        (c, openai.BadRequestError, {"messages": []}),
+        (c, openai.NotFoundError, {"model": "nobody"}),
+        (openai.OpenAI(base_url=c.base_url, api_key="wrong"), openai.AuthenticationError, {}),
+    ]:
+        for stream in (False, True):
+            try:
+                wrong.chat.completions.create(**({"model": MODEL, "messages": QUESTION, "stream": stream} | extra))
+            except error as e:
+                assert set(e.response.json()["error"]) == {"message", "type", "param", "code"}
+            else:
+                raise AssertionError(f"{extra} was answered")
+
+
+def test_answers_carry_their_request_id(c, s):
+    r = c.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=1)
+    assert r._request_id, "x-request-id"
+
+
+def test_unicode_round_trips(c, s):
+    text = "é 日本語 😀 \u202e \t \\ \" end"
+    r = c.completions.create(model=MODEL, prompt=text, max_tokens=1, temperature=0, extra_body={"echo": True})
+    assert r.choices[0].text.startswith(text), r
+
+
+def test_responses_whole_and_streamed(c, s):
+    r = c.responses.create(model=MODEL, input=QUESTION, temperature=0)
+    assert r.status == "completed" and r.output_text == ANSWER, r
+    assert r.usage.total_tokens == r.usage.input_tokens + r.usage.output_tokens
+    text, kinds = "", []
+    for event in c.responses.create(model=MODEL, input=QUESTION, temperature=0, stream=True):
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert text == ANSWER and kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+    with c.responses.stream(model=MODEL, input=QUESTION, temperature=0) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_text == ANSWER
+
+
+def test_tools_are_listed_or_refused_by_name(c, s):
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    r = c.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, tools=tools, tool_choice="none")
+    assert r.choices[0].message.content == ANSWER and not r.choices[0].message.tool_calls
+    e = raises(400, lambda: c.chat.completions.create(model=MODEL, messages=QUESTION, tools=tools, tool_choice="auto"))
+    assert e.body["param"] in ("tools", "tool_choice"), e.body
+
+
 def test_leaving_frees_everything(c, s):
     stream = c.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Tell a very long story."}],
