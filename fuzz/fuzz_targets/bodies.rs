@@ -37,11 +37,12 @@ fn server() -> &'static Server {
     &fixture.server
 }
 
-const ENDPOINTS: [Endpoint; 4] = [
+const ENDPOINTS: [Endpoint; 5] = [
     Endpoint::Chat,
     Endpoint::Completions,
     Endpoint::Tokenize,
     Endpoint::Detokenize,
+    Endpoint::Responses,
 ];
 
 fuzz_target!(|data: &[u8]| {

@@ -4,10 +4,11 @@
 //! the choice, the assembler and the writers of a real answer. Only the ring is left out, so that a run depends on its input alone.
 
 pub use crate::answer::replay::{ReplayToken, Replayed};
+pub use crate::message::{Begins, Delta, ExpectedCalls, MessageFormat, MessageParser, ToolFormat};
 pub use crate::output::stop::{StopMatcher, StopSet};
 
 use crate::error::ApiError;
-use crate::routes::{chat, completions, tokens};
+use crate::routes::{chat, completions, responses, tokens};
 use crate::server::Server;
 
 /// Where a body is sent.
@@ -21,6 +22,8 @@ pub enum Endpoint {
     Tokenize,
     /// `/detokenize`.
     Detokenize,
+    /// `/v1/responses`.
+    Responses,
 }
 
 /// How a body was refused.
@@ -53,6 +56,7 @@ impl Server {
             Endpoint::Completions => drop(completions::order(app, body)?),
             Endpoint::Tokenize => drop(tokens::encoded(app, body)?),
             Endpoint::Detokenize => drop(tokens::decoded(app, body)?),
+            Endpoint::Responses => drop(responses::order(app, body)?),
         }
         Ok(())
     }

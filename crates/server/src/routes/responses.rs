@@ -31,7 +31,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
 
 type Echo = serde_json::Map<String, serde_json::Value>;
 
-fn order(app: &App, body: &[u8]) -> Result<(Order, Echo), ApiError> {
+pub(crate) fn order(app: &App, body: &[u8]) -> Result<(Order, Echo), ApiError> {
     let ResponsesRequest { chat, echo } = ResponsesRequest::parse(body, &app.limits)?;
     let order = chat::order_of(app, chat).map_err(ResponsesRequest::rename)?;
     let shape = Shape::Response;
