@@ -152,9 +152,15 @@ fn expanded_plans_are_what_they_say() {
             (entries.len() as u32, num_tokens as u32, num_decodes),
             "{what}"
         );
-        assert_eq!(
-            (meta[0].num_samples, meta[0].step),
-            (num_samples, 77 << 32 | 5)
+        assert_eq!((meta[0].num_samples, meta[0].step), (num_samples, number));
+        let (started, finished) = (
+            marks.clock_ns(Mark::Started),
+            marks.clock_ns(Mark::Finished),
+        );
+        assert_eq!(marks.completed_step(), number);
+        assert!(
+            started > 0 && finished >= started,
+            "{what}: {started} to {finished}"
         );
     }
 }
