@@ -64,8 +64,11 @@ impl CudaModel {
             vocab_size: config.vocab_size as u32,
             eos_ids: config.eos_token_ids.clone(),
         };
+        let activations = Activations::new(&device, &config, limits)?;
+        // Padding is computed on what is there.
+        activations.fill_bytes(stream, 0)?;
         Ok(Self {
-            activations: Activations::new(&device, &config, limits)?,
+            activations,
             inputs: StepInputs::new(&device, tokens, seqs, blocks)?,
             rope: RopeTable::new(
                 stream,
