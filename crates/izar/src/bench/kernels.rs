@@ -1,9 +1,9 @@
 //! `izar bench kernels`: where the microseconds of a decode step go, kind of kernel by kind of kernel.
 
 use anyhow::Result;
-use izar_engine::cuda::bench::{Load, stage_bytes};
+use izar_engine::cuda::bench::{Load, StepBench, stage_bytes};
 use izar_engine::cuda::{Stage, Variant};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{hardware, open, start, write_json};
 use crate::cli::BenchKernelsArgs;
@@ -51,12 +51,41 @@ pub fn run(args: &BenchKernelsArgs) -> Result<()> {
         }
         // Kernels overlap: what two of them share counts for neither.
         println!("{:<18} {:>9.1}", "shared or marks", full - sum);
+        let combinations = combinations(&mut bench, load)?;
         tables.push(
-            json!({"batch": batch, "context": args.context, "step_us": full, "stages": rows}),
+            json!({"batch": batch, "context": args.context, "step_us": full, "stages": rows,
+                "combinations": combinations}),
         );
     }
     write_json(
         args.model.json.as_deref(),
         &json!({"hardware": hardware, "tables": tables}),
     )
+}
+
+/// Times of growing parts of a step, with our projections and with the library's.
+fn combinations(bench: &mut StepBench, load: Load) -> Result<Vec<Value>> {
+    use Stage::{DecodeAttention, GateUp, Heads, Norms, Output};
+    let layers = Stage::PROJECTIONS;
+    let with = |more: &[Stage]| [&layers, more].concat();
+    let parts = [
+        ("projections", layers.to_vec()),
+        ("+ norms", with(&[Norms])),
+        ("+ norms, rope", with(&[Norms, Heads])),
+        ("+ attention", with(&[Norms, Heads, DecodeAttention])),
+        ("attention alone", vec![DecodeAttention]),
+        ("rope, attention", vec![Heads, DecodeAttention]),
+        ("attention, output", vec![DecodeAttention, Output]),
+        ("norms, gate_up", vec![Norms, GateUp]),
+    ];
+    println!("{:<18} {:>9} {:>9}", "together", "us", "library");
+    let mut rows = Vec::new();
+    for (name, stages) in parts {
+        let part = Variant::FULL.only(&stages);
+        let us = bench.step_us(load, part)?;
+        let library_us = bench.step_us(load, part.with_library())?;
+        println!("{name:<18} {us:>9.1} {library_us:>9.1}");
+        rows.push(json!({"stages": name, "us": us, "library_us": library_us}));
+    }
+    Ok(rows)
 }
