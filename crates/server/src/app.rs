@@ -14,6 +14,7 @@ use izar_transport::client::RingClient;
 use crate::admission::Admission;
 use crate::api::{Limits, SamplingDefaults};
 use crate::auth::ApiKeys;
+use crate::constrain::{Grammars, MaskWorkers};
 use crate::cors::Cors;
 use crate::drain::Drain;
 use crate::error::ApiError;
@@ -49,6 +50,8 @@ pub struct App {
     pub(crate) model: ServedModel,
     pub(crate) created: u64,
     pub(crate) limits: Limits,
+    pub(crate) grammars: Arc<Grammars>,
+    pub(crate) mask_workers: MaskWorkers,
     pub(crate) client: Arc<RingClient>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) ids: IdSource,

@@ -13,6 +13,7 @@ mod answer;
 mod api;
 mod app;
 mod auth;
+pub mod constrain;
 mod cors;
 mod deadline;
 mod drain;

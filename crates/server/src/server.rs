@@ -17,6 +17,7 @@ use crate::answer::unix_seconds;
 use crate::api::Limits;
 use crate::app::{self, App, ServedModel};
 use crate::auth::ApiKeys;
+use crate::constrain::{Grammars, MaskWorkers};
 use crate::cors::Cors;
 use crate::drain::Drain;
 use crate::error::ApiError;
@@ -103,10 +104,17 @@ impl Server {
             max_sequences: client.stats().num_slots as usize,
             defaults: model.defaults,
         };
+        let grammars = Grammars::new(
+            Arc::clone(&model.tokenizer),
+            limits.vocab_size,
+            model.eos_token_ids.clone(),
+        );
         let (tracer, exporter) = options.traces.map(Tracer::new).unzip();
         let app = App {
             model,
             created: unix_seconds(),
+            grammars: Arc::new(grammars),
+            mask_workers: MaskWorkers::new(),
             limits,
             client,
             metrics: Arc::new(Metrics::new(engine.max_model_len)),

@@ -1,10 +1,16 @@
 //! One sequence of an answer: polled for tokens, it hands pieces of text to a [`Sink`].
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use izar_transport::client::{Finish, FinishReason, GeneratedToken, Progress, RequestHandle};
+use izar_tokenizer::Tokenizer;
+use izar_transport::client::{
+    Finish, FinishReason, GeneratedToken, Progress, RequestHandle, TokenLogprobs,
+};
 
 use super::failure::of_request;
+use super::scores::{PromptScores, ScoredPrompt};
+use crate::constrain::{Outcome, Watch};
 use crate::error::ApiError;
 use crate::message::{Delta, MessageParser};
 use crate::metrics::{EngineTimes, FinishedReason, SequenceMeter};
@@ -69,6 +75,13 @@ pub struct Choice {
     index: usize,
     /// The sequence in the ring. None once the choice ended, and where nothing is generated at all.
     handle: Option<RequestHandle>,
+    /// What its grammar comes to, if it has one.
+    watch: Option<Watch>,
+    /// What its prompt's log probabilities are for, until they are there.
+    scores: Option<PromptScores>,
+    /// Those that the answer lists.
+    listed: Option<ScoredPrompt>,
+    tokenizer: Arc<Tokenizer>,
     assembler: Assembler,
     meter: SequenceMeter,
     wanted: Wanted,
@@ -96,10 +109,15 @@ impl Choice {
         wanted: Wanted,
         reader: Option<MessageReader>,
         echo: Option<String>,
+        tokenizer: Arc<Tokenizer>,
     ) -> Self {
         Self {
             index,
             handle,
+            watch: None,
+            scores: None,
+            listed: None,
+            tokenizer,
             assembler,
             meter,
             wanted,
@@ -113,6 +131,23 @@ impl Choice {
             token_ids: Vec::new(),
             num_tokens: 0,
         }
+    }
+
+    /// The choice, which ends when its grammar is complete.
+    pub fn watching(mut self, watch: Option<Watch>) -> Self {
+        self.watch = watch;
+        self
+    }
+
+    /// The choice, which waits for its prompt's log probabilities.
+    pub fn scoring(mut self, scores: Option<PromptScores>) -> Self {
+        self.scores = scores;
+        self
+    }
+
+    /// The log probabilities of the prompt that the answer lists, where it does.
+    pub fn take_listed(&mut self) -> Option<ScoredPrompt> {
+        self.listed.take()
     }
 
     /// What the client wants to know of each token.
@@ -132,15 +167,42 @@ impl Choice {
         scratch: &mut Vec<GeneratedToken>,
         sink: &mut impl Sink,
     ) -> Step {
-        self.put_echo(sink);
+        if self.scores.is_none() {
+            self.put_echo(sink);
+        }
         while !self.ended {
             let Some(handle) = &mut self.handle else {
                 self.end("length", None, sink);
                 break;
             };
             let Poll::Ready(progress) = handle.poll_tokens(cx, scratch) else {
-                return Step::Waiting;
+                // The grammar's worker wakes the task after it has set the outcome.
+                let num_taken = handle.num_taken();
+                match self.watch.as_ref().and_then(Watch::outcome) {
+                    Some(&Outcome::Complete { num_tokens }) if num_tokens == num_taken => {
+                        self.end("stop", None, sink);
+                        break;
+                    }
+                    Some(Outcome::Failed) => {
+                        return Step::Failed(self.fail(ApiError::EngineFailed {
+                            reason: "its grammar is too complex for the text so far".to_owned(),
+                            client_fault: true,
+                        }));
+                    }
+                    _ => return Step::Waiting,
+                }
             };
+            if let Some(scores) = self.scores.take_if(|_| !is_failure(&progress)) {
+                // They came with the first news.
+                let logprobs = handle.prompt_logprobs().unwrap_or_default();
+                let is_all = scores.is_all;
+                self.put_scores(scores, logprobs, sink);
+                if is_all {
+                    scratch.clear();
+                    self.end("length", None, sink);
+                    break;
+                }
+            }
             let surplus = self.take_all(scratch, sink);
             match (self.stopped, progress) {
                 (_, Progress::Finished(finish)) => {
@@ -155,6 +217,30 @@ impl Choice {
             }
         }
         Step::Ended
+    }
+
+    /// Hands on the prompt with its log probabilities, or keeps them for the list.
+    fn put_scores(
+        &mut self,
+        scores: PromptScores,
+        logprobs: Vec<TokenLogprobs>,
+        sink: &mut impl Sink,
+    ) {
+        let prompt = ScoredPrompt {
+            ids: scores.ids,
+            logprobs,
+        };
+        if let Some(text) = self.echo.take_if(|_| scores.beside_echo) {
+            let entries = prompt.entries(&self.tokenizer, &text);
+            let piece = Piece {
+                part: Part::Text(&text),
+                entries: Some(&entries),
+                token_ids: None,
+            };
+            sink.piece(self.index, 0, &piece);
+        }
+        self.put_echo(sink);
+        self.listed = scores.is_listed.then_some(prompt);
     }
 
     /// Hands on the prompt, once, where it is to be echoed.
@@ -195,7 +281,7 @@ impl Choice {
         if let Some(logprobs) = token.logprobs {
             self.entries.push(TokenEntry {
                 token: token.token,
-                logprobs,
+                logprobs: Some(logprobs),
                 text_offset: self.assembler.num_chars(),
             });
         }
@@ -371,4 +457,14 @@ impl Choice {
             )),
         }
     }
+}
+
+fn is_failure(progress: &Progress) -> bool {
+    matches!(
+        progress,
+        Progress::Finished(Finish {
+            reason: FinishReason::Failed(_) | FinishReason::Cancelled,
+            ..
+        })
+    )
 }

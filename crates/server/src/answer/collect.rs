@@ -54,6 +54,9 @@ impl Answer {
             usage: self.usage,
         };
         run(&mut self.choices, &mut collector).await?;
+        for (whole, choice) in collector.choices.iter_mut().zip(&mut self.choices) {
+            whole.prompt_logprobs = choice.take_listed();
+        }
         collector.usage.cached_tokens = cached_tokens(&self.choices, self.n);
         Ok(body(&self.head, &collector.choices, &collector.usage).freeze())
     }
@@ -99,6 +102,7 @@ impl Answer {
             entries: wanted.logprobs.then(Vec::new),
             token_ids: wanted.token_ids.then(Vec::new),
             prompt_token_ids: self.prompt_ids_of(index).map(<[u32]>::to_vec),
+            prompt_logprobs: None,
             ending: Ending {
                 finish_reason: "length",
                 stop_reason: None,

@@ -9,12 +9,13 @@ mod collect;
 mod failure;
 #[cfg(feature = "fuzzing")]
 pub mod replay;
+pub mod scores;
 mod stream;
 mod submit;
 
 use choice::Choice;
 pub use failure::{of_health, of_request};
-pub use submit::{Order, PromptTokens, submit, unix_seconds};
+pub use submit::{Order, PromptTokens, compile_format, submit, unix_seconds};
 
 use crate::deadline::Deadline;
 use crate::drain::InFlight;

@@ -78,6 +78,7 @@ fn whole(app: &App, order: &Order, tokens: &[ReplayToken], head: &Head, usage: U
         entries: order.logprobs.is_some().then(Vec::new),
         token_ids: order.sampling.return_token_ids.then(Vec::new),
         prompt_token_ids: None,
+        prompt_logprobs: None,
         ending: Ending {
             finish_reason: "length",
             stop_reason: None,

@@ -7,10 +7,12 @@ use izar_tokenizer::{Detokenizer, DetokenizerOptions, EncodeOptions};
 use izar_transport::client::{RequestHandle, SamplingParams, Submission};
 
 use super::choice::{Choice, MessageReader, Wanted};
+use super::scores::PromptScores;
 use super::{Answer, failure};
 use crate::admission::Admitted;
 use crate::api::{SamplingRequest, StreamRequest};
 use crate::app::App;
+use crate::constrain::{Constraint, Watch};
 use crate::deadline::Deadline;
 use crate::drain::InFlight;
 use crate::error::{ApiError, Shortage};
@@ -53,6 +55,28 @@ pub struct Order {
     pub sampling: SamplingRequest,
     /// Streaming.
     pub stream: StreamRequest,
+    /// What the sampling's format was compiled to ([`compile_format`]).
+    pub constraint: Option<Constraint>,
+}
+
+/// Compiles the format that an order asks for, away from the threads that stream.
+///
+/// # Errors
+/// [`ApiError::InvalidField`] where there is no grammar for it.
+pub async fn compile_format(app: &Arc<App>, mut order: Order) -> Result<Order, ApiError> {
+    let Some(request) = order.sampling.format.clone() else {
+        return Ok(order);
+    };
+    let grammars = Arc::clone(&app.grammars);
+    let compiled = tokio::task::spawn_blocking(move || {
+        let compiled = grammars.compile(&request.format);
+        compiled.map_err(|error| ApiError::field(request.param, error.to_string()))
+    });
+    match compiled.await {
+        Ok(constraint) => order.constraint = Some(constraint?),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+    Ok(order)
 }
 
 /// Puts all sequences of an order into the ring. If one does not fit, those before it are cancelled.
@@ -78,22 +102,18 @@ pub fn submit(
     for (prompt, &max_tokens) in order.prompts.iter().zip(&limits) {
         let prompt_meter = PromptMeter::start(&app.metrics, prompt.ids.len() as u64, sampling.n);
         for i in 0..sampling.n {
-            let handle = match max_tokens {
-                0 => None,
-                _ => Some(submit_one(
-                    app, &order, prompt, max_tokens, i, &rules, &bad_words,
-                )?),
+            let scores = prompt_scores(&order, prompt, max_tokens);
+            let (handle, watch) = match max_tokens {
+                0 if scores.is_none() => (None, None),
+                _ => {
+                    let sequence =
+                        submit_one(app, &order, prompt, max_tokens, i, &rules, &bad_words)?;
+                    (Some(sequence.0), sequence.1)
+                }
             };
             let meter = SequenceMeter::start(&prompt_meter, arrival, max_tokens.into());
-            choices.push(choice(
-                app,
-                &order,
-                prompt,
-                choices.len(),
-                handle,
-                &rules,
-                meter,
-            ));
+            let choice = choice(app, &order, prompt, choices.len(), handle, &rules, meter);
+            choices.push(choice.watching(watch).scoring(scores));
         }
     }
     let prompt_tokens = order
@@ -152,7 +172,8 @@ fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, A
         return Err(ApiError::field(param, "must make at least one token"));
     }
     let room = max_model_len.saturating_sub(prompt_tokens) as u32;
-    let wanted = order.max_tokens.unwrap_or(room);
+    let least = u32::from(wanted_of_prompt(order, prompt).is_some());
+    let wanted = order.max_tokens.unwrap_or(room).max(least);
     if wanted > room
         || (room == 0 && wanted > 0)
         || (room == 0 && order.max_tokens.is_none())
@@ -172,7 +193,28 @@ fn token_limit(app: &App, order: &Order, prompt: &PromptTokens) -> Result<u32, A
             format!("must be at most the {wanted} tokens that may be generated"),
         ));
     }
-    Ok(wanted)
+    Ok(order.max_tokens.unwrap_or(wanted))
+}
+
+/// Log probabilities wanted of a prompt: those asked for, or as many as the answer's own where it begins with the prompt.
+fn wanted_of_prompt(order: &Order, prompt: &PromptTokens) -> Option<u32> {
+    let beside_echo = order.logprobs.filter(|_| echoes_all(order, prompt));
+    order.sampling.prompt_logprobs.max(beside_echo)
+}
+
+/// Whether the answer begins with the whole prompt. A chat's echo is the last message alone, which has no log probabilities.
+fn echoes_all(order: &Order, prompt: &PromptTokens) -> bool {
+    order.shape == Shape::Completion && prompt.echo.is_some()
+}
+
+fn prompt_scores(order: &Order, prompt: &PromptTokens, max_tokens: u32) -> Option<PromptScores> {
+    wanted_of_prompt(order, prompt)?;
+    Some(PromptScores {
+        ids: prompt.ids.clone(),
+        beside_echo: order.logprobs.is_some() && echoes_all(order, prompt),
+        is_listed: order.sampling.prompt_logprobs.is_some(),
+        is_all: max_tokens == 0,
+    })
 }
 
 pub(super) fn stop_rules(app: &App, order: &Order) -> StopRules {
@@ -227,7 +269,7 @@ fn submit_one(
     i: usize,
     rules: &StopRules,
     bad_words: &[Vec<u32>],
-) -> Result<RequestHandle, ApiError> {
+) -> Result<(RequestHandle, Option<Watch>), ApiError> {
     let sampling = &order.sampling;
     let bad_words: Vec<&[u32]> = bad_words.iter().map(Vec::as_slice).collect();
     let stop_token_ids = [&rules.token_ids[..], &rules.eos_token_ids].concat();
@@ -254,11 +296,26 @@ fn submit_one(
         allowed_token_ids: sampling.allowed_token_ids.as_deref(),
         bad_words: &bad_words,
         priority: sampling.priority,
-        ..Submission::new(&prompt.ids, max_tokens)
+        masked_vocab_size: match order.constraint {
+            Some(_) => app.limits.vocab_size,
+            None => 0,
+        },
+        prompt_logprobs: wanted_of_prompt(order, prompt),
+        // Log probabilities of a prompt alone come with a token that is dropped.
+        ..Submission::new(&prompt.ids, max_tokens.max(1))
     };
-    app.client
+    let mut handle = app
+        .client
         .submit(&submission)
-        .map_err(|error| failure::of_submit(&error))
+        .map_err(|error| failure::of_submit(&error))?;
+    let watch = order.constraint.as_ref().and_then(|constraint| {
+        let feed = handle.take_mask_feed()?;
+        Some(
+            app.mask_workers
+                .run(constraint, feed, app.limits.vocab_size),
+        )
+    });
+    Ok((handle, watch))
 }
 
 pub(super) fn choice(
@@ -293,6 +350,7 @@ pub(super) fn choice(
         wanted,
         reader,
         prompt.echo.clone(),
+        Arc::clone(&app.model.tokenizer),
     )
 }
 

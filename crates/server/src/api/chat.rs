@@ -62,6 +62,7 @@ impl ChatRequest {
             sampling: SamplingRequest::take(f, limits)?,
             stream: StreamRequest::take(f)?,
         };
+        request.sampling.check_stream(request.stream)?;
         fields.finish();
         Ok(request)
     }

@@ -60,11 +60,12 @@ impl CompletionRequest {
             prompts: take_prompts(f, limits)?,
             echo,
             max_tokens: take_max_tokens(f, echo)?,
-            logprobs: take_logprobs(f, echo)?,
+            logprobs: take_logprobs(f)?,
             add_special_tokens: f.take_bool("add_special_tokens")?.unwrap_or(true),
             sampling: SamplingRequest::take(f, limits)?,
             stream: StreamRequest::take(f)?,
         };
+        request.sampling.check_stream(request.stream)?;
         let n = request.sampling.n;
         if best_of.is_some_and(|best| best != n as i64) {
             return Err(f.error("best_of", "must be absent or equal to `n`"));
@@ -93,14 +94,8 @@ fn take_max_tokens(fields: &mut Fields, echo: bool) -> Result<u32, ApiError> {
     Ok(max_tokens as u32)
 }
 
-fn take_logprobs(fields: &mut Fields, echo: bool) -> Result<Option<u32>, ApiError> {
+fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let logprobs = fields.take_int("logprobs", 0..=MAX_LOGPROBS)?;
-    if echo && logprobs.is_some() {
-        return Err(fields.error(
-            "logprobs",
-            "is not served together with `echo`: prompts have no logprobs",
-        ));
-    }
     Ok(logprobs.map(|n| n as u32))
 }
 

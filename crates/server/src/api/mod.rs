@@ -2,6 +2,7 @@
 
 mod chat;
 mod completion;
+mod format;
 mod messages;
 mod responses;
 mod sampling;

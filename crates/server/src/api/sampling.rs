@@ -1,8 +1,10 @@
 //! The parameters that chat and completions share: sampling, stopping, streaming.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{Limits, refuse_unless};
+use super::format::take_format;
+use super::{Limits, MAX_LOGPROBS, refuse_unless};
+use crate::constrain::FormatRequest;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -85,6 +87,10 @@ pub struct SamplingRequest {
     pub priority: i32,
     /// Whether the answer carries token ids.
     pub return_token_ids: bool,
+    /// What the answer must look like.
+    pub format: Option<FormatRequest>,
+    /// Log probabilities wanted of the prompt: none, or the number of alternatives.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl SamplingRequest {
@@ -140,6 +146,10 @@ impl SamplingRequest {
                 .take_int("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
                 .unwrap_or(0) as i32,
             return_token_ids: fields.take_bool("return_token_ids")?.unwrap_or(false),
+            format: take_format(fields)?,
+            prompt_logprobs: fields
+                .take_int("prompt_logprobs", 0..=MAX_LOGPROBS)?
+                .map(|n| n as u32),
         };
         if request
             .allowed_token_ids
@@ -161,28 +171,6 @@ impl SamplingRequest {
 
 /// Refuses what would change the answer and is not served, rather than answering something else.
 fn refuse_what_is_not_served(fields: &mut Fields) -> Result<(), ApiError> {
-    let format_text = json!({"type": "text"});
-    refuse_unless(
-        fields,
-        "response_format",
-        &[format_text],
-        "must be of type `text`: structured output is not served",
-    )?;
-    for name in [
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    ] {
-        refuse_unless(
-            fields,
-            name,
-            &[],
-            "is not served: structured output is not available",
-        )?;
-    }
-    refuse_unless(fields, "prompt_logprobs", &[], "is not served")?;
     refuse_unless(
         fields,
         "use_beam_search",
@@ -246,6 +234,22 @@ fn take_logit_bias(fields: &mut Fields, vocab_size: u32) -> Result<Vec<(u32, f32
         })
         .collect::<Option<_>>()
         .ok_or_else(|| fields.error("logit_bias", problem()))
+}
+
+impl SamplingRequest {
+    /// Refuses what a stream has no place for.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidField`].
+    pub fn check_stream(&self, stream: StreamRequest) -> Result<(), ApiError> {
+        if stream.stream && self.prompt_logprobs.is_some() {
+            return Err(ApiError::field(
+                "prompt_logprobs",
+                "is not served where `stream` is true",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// Whether and how to stream.

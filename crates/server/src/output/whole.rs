@@ -4,7 +4,8 @@ use bytes::{BufMut, BytesMut};
 
 use super::head::{Ending, Head, Part, Piece, Shape, Usage, put_call, put_ids, put_reasoning};
 use super::json::{put_list, put_string, put_uint};
-use super::logprobs::TokenEntry;
+use super::logprobs::{TokenEntry, put_prompt};
+use crate::answer::scores::ScoredPrompt;
 
 /// A call, complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct WholeChoice {
     pub token_ids: Option<Vec<u32>>,
     /// Ids of its prompt, where they were asked for.
     pub prompt_token_ids: Option<Vec<u32>>,
+    /// Log probabilities of its prompt, where they are to be listed.
+    pub prompt_logprobs: Option<ScoredPrompt>,
     /// Why it ended.
     pub ending: Ending,
 }
@@ -87,6 +90,12 @@ pub fn body(head: &Head, choices: &[WholeChoice], usage: &Usage) -> BytesMut {
                 .first()
                 .and_then(|choice| choice.prompt_token_ids.as_deref()),
         );
+        let first = choices.first();
+        put_scores(
+            &mut out,
+            head,
+            first.and_then(|c| c.prompt_logprobs.as_ref()),
+        );
     }
     out.put_u8(b'}');
     out
@@ -107,6 +116,7 @@ fn put_choice(out: &mut BytesMut, head: &Head, index: usize, choice: &WholeChoic
     put_ids(out, "token_ids", choice.token_ids.as_deref());
     if head.shape == Shape::Completion {
         put_ids(out, "prompt_token_ids", choice.prompt_token_ids.as_deref());
+        put_scores(out, head, choice.prompt_logprobs.as_ref());
     }
     out.put_u8(b'}');
 }
@@ -133,4 +143,12 @@ fn put_message(out: &mut BytesMut, choice: &WholeChoice) {
         });
     }
     out.put_u8(b'}');
+}
+
+/// Appends `,"prompt_logprobs":[…]` where there are some to append.
+fn put_scores(out: &mut BytesMut, head: &Head, prompt: Option<&ScoredPrompt>) {
+    if let Some(prompt) = prompt {
+        out.put_slice(b",\"prompt_logprobs\":");
+        put_prompt(out, &head.tokenizer, prompt);
+    }
 }

@@ -10,7 +10,7 @@ use izar_tokenizer::{ChatEncoder, ChatError, ChatOptions, ChatTemplate, EncodedC
 use serde_json::Value;
 
 use super::{prepare, read_body, respond};
-use crate::answer::{Order, PromptTokens, submit};
+use crate::answer::{Order, PromptTokens, compile_format, submit};
 use crate::api::{ChatRequest, TemplateRequest, ToolChoice, ToolsRequest};
 use crate::app::App;
 use crate::error::ApiError;
@@ -23,6 +23,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     let in_flight = app.drain.enter()?;
     let body = read_body(&app, body).await?;
     let order = prepare(&app, body, order).await?;
+    let order = compile_format(&app, order).await?;
     let stream = order.stream;
     respond(submit(&app, order, arrival, in_flight)?, stream).await
 }
@@ -61,6 +62,7 @@ pub fn order_of(app: &App, request: ChatRequest) -> Result<Order, ApiError> {
         hide_reasoning: !request.include_reasoning,
         sampling: request.sampling,
         stream: request.stream,
+        constraint: None,
     })
 }
 

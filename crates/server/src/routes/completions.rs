@@ -9,7 +9,7 @@ use axum::response::Response;
 use izar_tokenizer::EncodeOptions;
 
 use super::{prepare, read_body, respond};
-use crate::answer::{Order, PromptTokens, submit};
+use crate::answer::{Order, PromptTokens, compile_format, submit};
 use crate::api::{CompletionRequest, Prompt};
 use crate::app::App;
 use crate::error::ApiError;
@@ -22,6 +22,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     let in_flight = app.drain.enter()?;
     let body = read_body(&app, body).await?;
     let order = prepare(&app, body, order).await?;
+    let order = compile_format(&app, order).await?;
     let stream = order.stream;
     respond(submit(&app, order, arrival, in_flight)?, stream).await
 }
@@ -49,6 +50,7 @@ pub(crate) fn order(app: &App, body: &[u8]) -> Result<Order, ApiError> {
         hide_reasoning: false,
         sampling: request.sampling,
         stream: request.stream,
+        constraint: None,
     })
 }
 

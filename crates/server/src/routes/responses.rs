@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::{chat, events, json, prepare, read_body};
-use crate::answer::{Order, submit};
+use crate::answer::{Order, compile_format, submit};
 use crate::api::ResponsesRequest;
 use crate::app::App;
 use crate::error::ApiError;
@@ -20,6 +20,7 @@ pub async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     let in_flight = app.drain.enter()?;
     let body = read_body(&app, body).await?;
     let (order, echo) = prepare(&app, body, order).await?;
+    let order = compile_format(&app, order).await?;
     let stream = order.stream.stream;
     let answer = submit(&app, order, arrival, in_flight)?;
     Ok(if stream {

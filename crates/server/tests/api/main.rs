@@ -17,6 +17,7 @@ mod responses;
 mod shape;
 mod sockets;
 mod stops;
+mod structured;
 mod support;
 mod tools;
 mod values;

@@ -62,10 +62,11 @@ fn what_is_out_of_range_or_of_another_type_names_its_field() {
         (r#"{"bad_words":[""]}"#, "bad_words"),
         (r#"{"ignore_eos":1}"#, "ignore_eos"),
         (
-            r#"{"response_format":{"type":"json_object"}}"#,
-            "response_format",
+            r#"{"response_format":{"type":"xml"}}"#,
+            "response_format.type",
         ),
-        (r#"{"prompt_logprobs":1}"#, "prompt_logprobs"),
+        (r#"{"prompt_logprobs":-1}"#, "prompt_logprobs"),
+        (r#"{"prompt_logprobs":21}"#, "prompt_logprobs"),
     ] {
         assert_eq!(refused(text), param, "{text}");
     }
