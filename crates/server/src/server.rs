@@ -114,7 +114,7 @@ impl Server {
             model,
             created: unix_seconds(),
             grammars: Arc::new(grammars),
-            mask_workers: MaskWorkers::new(),
+            mask_workers: MaskWorkers::default(),
             limits,
             client,
             metrics: Arc::new(Metrics::new(engine.max_model_len)),

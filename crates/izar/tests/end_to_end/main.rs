@@ -16,5 +16,6 @@ mod refusals;
 mod resources;
 mod server;
 mod startup;
+mod structured;
 mod terminal;
 mod wild;

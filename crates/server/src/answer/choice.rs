@@ -1,9 +1,7 @@
 //! One sequence of an answer: polled for tokens, it hands pieces of text to a [`Sink`].
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use izar_tokenizer::Tokenizer;
 use izar_transport::client::{
     Finish, FinishReason, GeneratedToken, Progress, RequestHandle, TokenLogprobs,
 };
@@ -81,7 +79,6 @@ pub struct Choice {
     scores: Option<PromptScores>,
     /// Those that the answer lists.
     listed: Option<ScoredPrompt>,
-    tokenizer: Arc<Tokenizer>,
     assembler: Assembler,
     meter: SequenceMeter,
     wanted: Wanted,
@@ -109,7 +106,6 @@ impl Choice {
         wanted: Wanted,
         reader: Option<MessageReader>,
         echo: Option<String>,
-        tokenizer: Arc<Tokenizer>,
     ) -> Self {
         Self {
             index,
@@ -117,7 +113,6 @@ impl Choice {
             watch: None,
             scores: None,
             listed: None,
-            tokenizer,
             assembler,
             meter,
             wanted,
@@ -231,7 +226,7 @@ impl Choice {
             logprobs,
         };
         if let Some(text) = self.echo.take_if(|_| scores.beside_echo) {
-            let entries = prompt.entries(&self.tokenizer, &text);
+            let entries = prompt.entries(&scores.tokenizer, &text);
             let piece = Piece {
                 part: Part::Text(&text),
                 entries: Some(&entries),

@@ -8,8 +8,9 @@ use izar_transport::client::TokenLogprobs;
 use crate::output::logprobs::TokenEntry;
 
 /// What a choice does with its prompt's log probabilities.
-#[derive(Debug, Clone)]
 pub struct PromptScores {
+    /// For the places of tokens in the echoed text.
+    pub tokenizer: Arc<Tokenizer>,
     /// The prompt.
     pub ids: Vec<u32>,
     /// They stand with the echo.

@@ -102,7 +102,7 @@ pub fn submit(
     for (prompt, &max_tokens) in order.prompts.iter().zip(&limits) {
         let prompt_meter = PromptMeter::start(&app.metrics, prompt.ids.len() as u64, sampling.n);
         for i in 0..sampling.n {
-            let scores = prompt_scores(&order, prompt, max_tokens);
+            let scores = prompt_scores(app, &order, prompt, max_tokens);
             let (handle, watch) = match max_tokens {
                 0 if scores.is_none() => (None, None),
                 _ => {
@@ -207,9 +207,15 @@ fn echoes_all(order: &Order, prompt: &PromptTokens) -> bool {
     order.shape == Shape::Completion && prompt.echo.is_some()
 }
 
-fn prompt_scores(order: &Order, prompt: &PromptTokens, max_tokens: u32) -> Option<PromptScores> {
+fn prompt_scores(
+    app: &App,
+    order: &Order,
+    prompt: &PromptTokens,
+    max_tokens: u32,
+) -> Option<PromptScores> {
     wanted_of_prompt(order, prompt)?;
     Some(PromptScores {
+        tokenizer: Arc::clone(&app.model.tokenizer),
         ids: prompt.ids.clone(),
         beside_echo: order.logprobs.is_some() && echoes_all(order, prompt),
         is_listed: order.sampling.prompt_logprobs.is_some(),
@@ -350,7 +356,6 @@ pub(super) fn choice(
         wanted,
         reader,
         prompt.echo.clone(),
-        Arc::clone(&app.model.tokenizer),
     )
 }
 

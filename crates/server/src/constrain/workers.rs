@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use izar_transport::client::{FeedProgress, MaskFeed};
 use llguidance::Matcher;
@@ -41,6 +42,7 @@ impl Watch {
 }
 
 /// The threads, which are started for the first job.
+#[derive(Default)]
 pub struct MaskWorkers {
     queue: Arc<Queue>,
     started: OnceLock<()>,
@@ -75,17 +77,12 @@ struct Work {
     /// Words of 32 bits in a mask.
     mask_words: usize,
     tokens: Vec<u32>,
+    /// Masks made by a worker, and the time that they and their tokens took.
+    num_masks: u32,
+    busy: Duration,
 }
 
 impl MaskWorkers {
-    /// No threads yet.
-    pub fn new() -> Self {
-        Self {
-            queue: Arc::default(),
-            started: OnceLock::new(),
-        }
-    }
-
     /// Delivers the masks of `constraint` to `feed` until the answer is complete or the sequence is over.
     pub fn run(&self, constraint: &Constraint, feed: MaskFeed, vocab_size: u32) -> Watch {
         self.started.get_or_init(|| self.start());
@@ -97,6 +94,8 @@ impl MaskWorkers {
             num_tokens: 0,
             mask_words: vocab_size.div_ceil(32) as usize,
             tokens: Vec::new(),
+            num_masks: 0,
+            busy: Duration::ZERO,
         };
         // The first mask is every answer's and was made when the format was compiled.
         let goes_on = work.deliver(constraint.first_mask());
@@ -196,7 +195,11 @@ impl Work {
                 Poll::Ready(FeedProgress::Over) => return false,
                 Poll::Ready(FeedProgress::Tokens) => {}
             }
-            if !self.answer() {
+            let begun = Instant::now();
+            let goes_on = self.answer();
+            self.busy += begun.elapsed();
+            self.num_masks += 1;
+            if !goes_on {
                 self.feed.wake_handle();
                 return false;
             }
@@ -240,5 +243,16 @@ impl Work {
         // Set once: the work ends with it.
         let _ = self.watch.0.set(outcome);
         false
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let mean = self.busy / self.num_masks.max(1);
+        tracing::debug!(
+            num_masks = self.num_masks,
+            ?mean,
+            "a constrained sequence is over"
+        );
     }
 }

@@ -57,6 +57,10 @@ fn walk(constraint: &Constraint, limit: usize, mut choose: impl FnMut(&[u32]) ->
 fn picker(seed: u64) -> impl FnMut(&[u32]) -> u32 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |allowed| {
+        // Numbers that no double holds are JSON, but not serde's.
+        let small = |id: &u32| ![b'e', b'E'].map(u32::from).contains(id);
+        let some: Vec<u32> = allowed.iter().copied().filter(small).collect();
+        let allowed = if some.is_empty() { allowed } else { &some };
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -149,7 +153,7 @@ fn a_choice_that_begins_another_is_no_dead_end() {
 
 #[test]
 fn a_regular_expression_describes_the_whole_answer() {
-    let constraint = compiled(&Format::Regex(r"\d{3}-[a-f]+".to_owned()));
+    let constraint = compiled(&Format::Regex(r"[0-9]{3}-[a-f]+".to_owned()));
     let text = walk(&constraint, 64, picker(3));
     assert_eq!(text.find('-'), Some(3), "{text}");
     assert!(text[..3].bytes().all(|b| b.is_ascii_digit()));
