@@ -98,7 +98,7 @@ async fn a_stream_says_the_same_and_every_choice_is_constrained() {
     streaming["stream"] = true.into();
     let chunks = harness.chat(streaming).await.chunks();
     for choice in 0..3 {
-        let of_choice = chunks
+        let mut of_choice = chunks
             .iter()
             .map(|chunk| &chunk["choices"][0])
             .filter(|delta| delta["index"] == choice);
@@ -108,7 +108,7 @@ async fn a_stream_says_the_same_and_every_choice_is_constrained() {
             .collect();
         assert!(fits(&text), "{text}");
         assert_eq!(text, content(&whole, choice));
-        let reason = of_choice.last().map(|delta| &delta["finish_reason"]);
+        let reason = of_choice.next_back().map(|delta| &delta["finish_reason"]);
         assert_eq!(reason, Some(&json!("stop")));
         let entries = whole["choices"][choice]["logprobs"]["content"].as_array();
         assert_eq!(entries.map(Vec::len), Some(text.len()));

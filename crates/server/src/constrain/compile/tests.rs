@@ -68,7 +68,7 @@ fn picker(seed: u64) -> impl FnMut(&[u32]) -> u32 {
             .into_iter()
             .filter(|id| allowed.contains(id))
             .collect();
-        if !ends.is_empty() && state % 4 == 0 {
+        if !ends.is_empty() && state.is_multiple_of(4) {
             return ends[(state >> 8) as usize % ends.len()];
         }
         allowed[(state >> 8) as usize % allowed.len()]
