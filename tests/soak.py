@@ -382,7 +382,7 @@ def serve(izar, model):
         port = s.getsockname()[1]
     process = subprocess.Popen([
         izar, "serve", model, "--port", str(port), "--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", "1024",
-        "--max-num-batched-tokens", "128", "--num-kv-blocks", "160", "--max-num-queued-requests", str(MAX_QUEUED), "--log", "warn"])
+        "--max-num-batched-tokens", "128", "--num-kv-blocks", "72", "--max-num-queued-requests", str(MAX_QUEUED), "--log", "warn"])
     deadline = time.monotonic() + 120
     while True:
         try:
