@@ -16,9 +16,8 @@
 //! Every type may move between threads; each call makes its device current on the calling thread.
 //!
 //! # Kernels
-//! One module per operation, named like its file in `cuda/ops/`; `linear` alone is a library's, found at run time. [`bench`] times
-//! them all. A wrapper checks shapes, strides and
-//! alignment once, then launches; it allocates nothing and can be captured into a graph.
+//! One module per operation, named like its file in `cuda/ops/`; `linear` alone is a library's, found at run time. [`mod@bench`]
+//! times them all. A wrapper checks shapes, strides and alignment once, then launches; it allocates nothing and can be captured into a graph.
 
 pub mod bench;
 mod cublaslt;
