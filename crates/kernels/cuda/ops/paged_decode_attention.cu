@@ -6,7 +6,7 @@
 //   out         [num_seqs, num_heads, head_dim]                bf16, row stride out_stride
 //   partials    [num_seqs * 32, num_heads, head_dim + 4]       f32
 //   finished    [8 * SMs]                                      u32, zero before the first launch, then the kernel's own
-// Grid: one block an SM, 256 threads, 108 KB of shared memory; blocks wait for each other at the end, so all must be
+// Grid: one block an SM, 256 threads, 106 KB of shared memory; blocks wait for each other at the end, so all must be
 // resident. Lengths come from memory, so a captured launch serves any. A sequence's result does not depend on its batch.
 // With reads_early seq_lens, block_table and all positions of the cache but each sequence's last are read before the
 // previous kernel of the stream has finished.

@@ -16,154 +16,15 @@
 
 #include <cstdint>
 
-#include "../common/block_scan.cuh"
 #include "../ptx/grid.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/memory.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/warpgroup.cuh"
+#include "paged_decode_attention_items.cuh"
 
 namespace izar::paged_decode_attention {
-
-constexpr uint32_t kBlockSize = 16;
-constexpr uint32_t kWarps = 8;
-constexpr uint32_t kThreads = kWarps * 32;
-constexpr uint32_t kMinChunkShift = 3;  // log2 of KV blocks
-constexpr uint32_t kMaxChunks = 32;  // a lane each when they are joined
-constexpr uint32_t kMaxSeqs = 1024;
-constexpr uint32_t kPanelDims = 64;  // one 128-byte swizzled row
-constexpr uint32_t kPanelBytes = kBlockSize * kPanelDims * 2;
-constexpr uint32_t kRingBytes = 96 * 1024;  // of a block; with the lists half of an SM's shared memory
-constexpr uint32_t kSwizzleBytes = 1024;
-
-// A part that does not come within this many polls (seconds) is an error, not a hang.
-constexpr uint32_t kMaxPolls = 1u << 22;
-constexpr uint32_t kErrorPartAbsent = 1;
-
-struct Params {
-  const __nv_bfloat16* q;
-  const uint32_t* block_table;
-  const uint32_t* seq_lens;
-  __nv_bfloat16* out;
-  float* partials;    // [chunk of the list, head, head_dim + 4]: products, then maximum and sum
-  uint32_t* finished;  // [warp of the grid]: launches that it has finished, all equal between launches
-  uint32_t* error;     // receives kErrorPartAbsent
-  uint32_t num_seqs;
-  uint32_t num_heads;
-  uint32_t num_kv_heads;
-  uint32_t group;  // query heads a kv head
-  uint32_t max_blocks_per_seq;
-  uint32_t q_stride;
-  uint32_t out_stride;
-  uint32_t window;  // 0: none
-  float scale_log2;
-  uint32_t reads_early;  // whether lengths, tables and all but the last position are there before this kernel
-};
-
-// kRowHalves: 8 or 16 rows of the matrix products hold query heads.
-template <uint32_t kHeadDim_, uint32_t kRowHalves_>
-struct Config {
-  static constexpr uint32_t kHeadDim = kHeadDim_;
-  static constexpr uint32_t kRowHalves = kRowHalves_;
-  static constexpr uint32_t kPanels = (kHeadDim + kPanelDims - 1) / kPanelDims;
-  static constexpr bool kWholePanels = kHeadDim % kPanelDims == 0;  // one copy brings them all
-  static constexpr uint32_t kUnitBytes = kPanels * kPanelBytes;  // keys or values of a KV block
-  static constexpr uint32_t kUnits = kRingBytes / kUnitBytes;
-  static constexpr uint32_t kPartFloats = kHeadDim + 4;
-};
-
-// The positions that a sequence's token attends to, in KV blocks, and their cut into chunks.
-struct Extent {
-  uint32_t begin;  // first position seen
-  uint32_t end;
-  uint32_t chunk_shift;  // log2 of a chunk's KV blocks
-
-  __device__ __forceinline__ static Extent of(const Params& p, uint32_t seq_len) {
-    Extent e;
-    e.end = seq_len;
-    e.begin = p.window != 0 && e.end > p.window ? e.end - p.window : 0;
-    const uint32_t most = e.num_blocks() + kMaxChunks - 1;
-    e.chunk_shift = kMinChunkShift;
-    // The smallest power of two of which kMaxChunks cover all.
-    if (most / kMaxChunks > 1) e.chunk_shift = max(kMinChunkShift, 32 - __clz(most / kMaxChunks - 1));
-    return e;
-  }
-
-  __device__ __forceinline__ uint32_t first_block() const { return begin / kBlockSize; }
-  __device__ __forceinline__ uint32_t end_block() const { return (end + kBlockSize - 1) / kBlockSize; }
-  __device__ __forceinline__ uint32_t num_blocks() const { return end_block() - first_block(); }
-  __device__ __forceinline__ uint32_t num_chunks() const {
-    return (num_blocks() + (1u << chunk_shift) - 1) >> chunk_shift;
-  }
-};
-
-// All sequences' chunks one after the other, in shared memory.
-struct List {
-  uint32_t first_chunk[kMaxSeqs + 1];
-  uint32_t seq_len[kMaxSeqs];
-
-  __device__ void build(const Params& p) {
-    for (uint32_t seq = threadIdx.x; seq < p.num_seqs; seq += kThreads) {
-      seq_len[seq] = min(ptx::ld_relaxed_gpu(p.seq_lens + seq), p.max_blocks_per_seq * kBlockSize);
-    }
-    __syncthreads();
-    exclusive_sums<kThreads>(p.num_seqs, first_chunk,
-                             [&](uint32_t seq) { return Extent::of(p, seq_len[seq]).num_chunks(); });
-  }
-
-  __device__ uint32_t num_items(const Params& p) const { return first_chunk[p.num_seqs] * p.num_kv_heads; }
-};
-
-struct Item {
-  uint32_t seq;
-  uint32_t kv_head;
-  uint32_t chunk;  // in the list
-  uint32_t num_chunks;
-  uint32_t seen_from;  // the sequence's first position seen
-  uint32_t seen_to;
-  uint32_t begin;  // KV blocks
-  uint32_t end;
-
-  __device__ __forceinline__ static Item at(const Params& p, const List& list, uint32_t index) {
-    Item item;
-    item.chunk = index / p.num_kv_heads;
-    item.kv_head = index - item.chunk * p.num_kv_heads;
-    item.seq = owner_of(list.first_chunk, p.num_seqs, item.chunk);
-    const Extent extent = Extent::of(p, list.seq_len[item.seq]);
-    item.num_chunks = extent.num_chunks();
-    item.seen_from = extent.begin;
-    item.seen_to = extent.end;
-    item.begin = extent.first_block() + ((item.chunk - list.first_chunk[item.seq]) << extent.chunk_shift);
-    item.end = min(item.begin + (1u << extent.chunk_shift), extent.end_block());
-    return item;
-  }
-
-  __device__ __forceinline__ const __nv_bfloat16* queries(const Params& p, uint32_t head_dim) const {
-    return p.q + size_t{seq} * p.q_stride + kv_head * p.group * head_dim;
-  }
-};
-
-// Which items a warp takes. Warps of one block take items far apart: few items spread over all SMs,
-// and the warps that have none leave their share of the ring to the others.
-struct Share {
-  uint32_t num_items;
-  uint32_t num_warps;  // of a block that have items
-
-  __device__ static Share of(const Params& p, const List& list) {
-    Share s;
-    s.num_items = list.num_items(p);
-    s.num_warps = min(max((s.num_items + gridDim.x - 1) / gridDim.x, 1u), kWarps);
-    return s;
-  }
-
-  __device__ __forceinline__ uint32_t first(uint32_t warp) const {
-    return warp < num_warps ? blockIdx.x + warp * gridDim.x : num_items;
-  }
-  __device__ __forceinline__ uint32_t stride() const { return num_warps * gridDim.x; }
-  // The warp of the grid that takes an item, as Params::finished counts them.
-  __device__ __forceinline__ uint32_t owner(uint32_t index) const { return index % stride(); }
-};
 
 // Units in order, keys and values of a KV block in turn: of one warp.
 template <class C>
@@ -200,11 +61,12 @@ class Loader {
       : p_(p), list_(list), share_(share), ring_(ring), k_map_(k_map), v_map_(v_map) {
     index_ = share.first(warp);
     enter();
-    current_ = ahead();
+    look_ahead();
+    current_ = next_;
     step();
   }
 
-  __device__ __forceinline__ bool done() const { return current_.id == kNone; }
+  __device__ __forceinline__ bool done() const { return !current_.is_there; }
 
   // Whether the next unit holds the position that this step has written.
   __device__ __forceinline__ bool at_last_block() const { return current_.is_last; }
@@ -233,11 +95,10 @@ class Loader {
   __device__ __forceinline__ void queries_are_there() { touches_queries_ = true; }
 
  private:
-  static constexpr uint32_t kNone = ~0u;
-
   struct Block {
-    uint32_t id;  // kNone: past the last item
+    uint32_t id = 0;
     uint32_t kv_head;
+    bool is_there;  // not past the last item
     bool is_last;
   };
 
@@ -267,13 +128,15 @@ class Loader {
     kv_head_ = item.kv_head;
     table_ = p_.block_table + size_t{item.seq} * p_.max_blocks_per_seq;
     const uint32_t at = threadIdx.x % 32 * 64;  // an element of every 128 bytes
-    if (touches_queries_ && at < p_.group * C::kHeadDim) ptx::touch(item.queries(p_, C::kHeadDim) + at);
+    if (touches_queries_ && at < p_.group * C::kHeadDim) ptx::prefetch_l1(item.queries(p_, C::kHeadDim) + at);
   }
 
-  // The block at the walk's place; its id is on its way.
-  __device__ __forceinline__ Block ahead() const {
-    if (index_ >= share_.num_items) return {kNone, 0, false};
-    return {ptx::ld_relaxed_gpu(table_ + block_), kv_head_, block_ == last_};
+  // next_ becomes the block at the walk's place. Its id is on its way: nothing here may wait for it.
+  __device__ __forceinline__ void look_ahead() {
+    next_.is_there = index_ < share_.num_items;
+    next_.kv_head = kv_head_;
+    next_.is_last = block_ == last_;
+    ptx::ld_relaxed_gpu_if(next_.is_there, next_.id, table_ + block_);
   }
 
   // One block on.
@@ -282,7 +145,7 @@ class Loader {
       index_ += share_.stride();
       enter();
     }
-    next_ = ahead();
+    look_ahead();
   }
 
   const Params& p_;
@@ -570,7 +433,7 @@ struct Shared {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __maxnreg__(C::kMaxRegisters)
     kernel(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
            const __grid_constant__ Params p) {
   extern __shared__ uint8_t dynamic[];
@@ -593,17 +456,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   loader.queries_are_there();
   while (!loader.done() && loader.has_room()) loader.issue();
   uint32_t* finished = p.finished + blockIdx.x + warp * gridDim.x;
-  const uint32_t launch = ptx::ld_relaxed_gpu(finished) + 1;
+  const uint32_t launches = ptx::ld_relaxed_gpu(finished);
   attend<C>(p, shared.list, share, warp, ring, loader);
   __syncwarp();
   // SYNC warp-finished: pairs with the acquire loads in join. Scope gpu: the joining warps are on other SMs.
   // The barrier before makes the other lanes' parts this lane's to release.
-  if (threadIdx.x % 32 == 0) ptx::st_release_gpu(finished, launch);
+  if (threadIdx.x % 32 == 0) ptx::st_release_gpu(finished, launches + 1);
 
   // Warps without items come first: they are free while the others work.
   const uint32_t num_joins = p.num_seqs * p.num_heads;
   for (uint32_t i = blockIdx.x + (kWarps - 1 - warp) * gridDim.x; i < num_joins; i += kWarps * gridDim.x) {
-    join<C>(p, shared.list, share, i / p.num_heads, i % p.num_heads, launch);
+    join<C>(p, shared.list, share, i / p.num_heads, i % p.num_heads, launches + 1);
   }
 }
 

@@ -57,9 +57,16 @@ __device__ __forceinline__ void st_release_gpu(uint32_t* address, uint32_t value
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-// Loads a word for the sake of its cache line alone; nobody waits for it.
-__device__ __forceinline__ void touch(const void* address) {
-  asm volatile("{\n .reg .u32 unused;\n ld.global.u32 unused, [%0];\n}" ::"l"(address));
+// Loads into a register that keeps its value otherwise: a choice after the load would wait for it.
+__device__ __forceinline__ void ld_relaxed_gpu_if(bool condition, uint32_t& value, const uint32_t* address) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %1, 0;\n @p ld.relaxed.gpu.global.u32 %0, [%2];\n}"
+               : "+r"(value)
+               : "r"(static_cast<uint32_t>(condition)), "l"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void prefetch_l1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
 // A plain load that stays where it is written: not moved up to occupy registers.

@@ -165,6 +165,7 @@ impl Fixture {
         let stream = &gpu.stream;
         let columns = self.cache.heads.columns() as usize;
         let out = DeviceBuffer::<f64>::new(stream.device(), self.num_rows * columns).unwrap();
+        out.fill_bytes(stream, 0).unwrap();
         let unused = gpu.poisoned(self.num_rows * self.row());
         let step = PagedDecodeAttention {
             q: self.matrix(&self.q),
