@@ -122,6 +122,7 @@ unsafe extern "C" {
         rows: *const crate::sampler::RowsArgs,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_sample_clusters(slice_len: u32, count: *mut u32) -> i32;
     pub(crate) fn izar_sample(args: *const crate::sampler::SampleArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_read_stream(
         input: *const c_void,

@@ -69,6 +69,7 @@ not_built! {
     izar_rope_table(*const c_void, *mut c_void, *mut c_void, u32, u32, f32, RawStream);
     izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
     izar_bind_rows(*const c_void, u32, *const crate::sampler::RowsArgs, RawStream);
+    izar_sample_clusters(u32, *mut u32);
     izar_sample(*const crate::sampler::SampleArgs, RawStream);
     izar_read_stream(*const c_void, u64, *mut c_void, RawStream);
     izar_fill_random(*mut c_void, u64, u32, f32, RawStream);

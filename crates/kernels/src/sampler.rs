@@ -12,6 +12,8 @@ pub use records::{
     BindingRecord, LOGPROB_ENTRIES, RowFlags, SampleLogprob, SampleRecord, SampleStatus, SamplerRow,
 };
 
+use records::Slot;
+
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,11 +26,11 @@ use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// Blocks of the cluster that samples a row.
-const CLUSTER: u32 = 8;
+const CLUSTER: u32 = 7;
 /// Slices start at multiples of this many tokens.
 const SLICE_UNIT: u32 = 128;
 /// Tokens of a slice that fit in a block's shared memory.
-const MAX_SLICE: u32 = 54_784;
+const MAX_SLICE: u32 = 51_200;
 /// Steps whose results may be unread.
 const DEPTH: usize = 2;
 
@@ -49,7 +51,7 @@ pub struct SamplerSizes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SamplerError {
     /// A vocabulary that the kernel has no room for.
-    #[error("sample: a vocabulary of {0} tokens; 1 to 438272 can be sampled on the device")]
+    #[error("sample: a vocabulary of {0} tokens; 1 to 358400 can be sampled on the device")]
     Vocabulary(u32),
     /// Fewer logits than the bucket's samples have.
     #[error(
@@ -82,13 +84,14 @@ pub(crate) struct RowsArgs {
     seen: *mut c_void,
     counts: *mut c_void,
     recent: *mut c_void,
+    last_tokens: *mut c_void,
     vocab_size: u32,
     mask_words: u32,
     list_capacity: u32,
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<RowsArgs>() == 64);
+const _: () = assert!(size_of::<RowsArgs>() == 72);
 
 /// Mirrors `IzarSampleArgs`.
 #[repr(C)]
@@ -99,7 +102,6 @@ pub(crate) struct SampleArgs {
     step: *const c_void,
     sample_rows: *const c_void,
     eos_ids: *const c_void,
-    last_tokens: *mut c_void,
     records: *mut c_void,
     logprobs: *mut c_void,
     logits_stride: u32,
@@ -108,7 +110,7 @@ pub(crate) struct SampleArgs {
     max_samples: u32,
     slice_len: u32,
     num_grid_samples: u32,
-    num_blocks: u32,
+    max_clusters: u32,
     reserved: u32,
 }
 
@@ -127,8 +129,10 @@ pub struct DeviceRows {
     last_tokens: DeviceBuffer<u32>,
     eos_ids: DeviceBuffer<u32>,
     num_eos_ids: u32,
+    /// Clusters that are resident at once.
+    max_clusters: u32,
     /// `[2, max_num_seqs]`.
-    records: PinnedBuffer<SampleRecord>,
+    slots: PinnedBuffer<Slot>,
     /// `[2, max_num_seqs, LOGPROB_ENTRIES]`.
     logprobs: PinnedBuffer<SampleLogprob>,
 }
@@ -171,6 +175,12 @@ impl DeviceRows {
         eos_ids.retain(|&id| id < sizes.vocab_size);
         let num_eos_ids = eos_ids.len() as u32;
         eos_ids.push(0); // no empty allocation
+        let mut max_clusters = 0;
+        device.make_current()?;
+        // SAFETY: writes one word.
+        check("sample", unsafe {
+            ffi::izar_sample_clusters(slice_len(sizes.vocab_size), &mut max_clusters)
+        })?;
         let new = |len| DeviceBuffer::<u32>::new(device, len);
         let state = Self {
             rows: DeviceBuffer::from_slice(stream, &vec![SamplerRow::unbound(); seqs])?,
@@ -182,7 +192,8 @@ impl DeviceRows {
             last_tokens: new(seqs)?,
             eos_ids: DeviceBuffer::from_slice(stream, &eos_ids)?,
             num_eos_ids,
-            records: PinnedBuffer::new(device, DEPTH * seqs)?,
+            max_clusters: max_clusters.max(1),
+            slots: PinnedBuffer::new(device, DEPTH * seqs)?,
             logprobs: PinnedBuffer::new(device, DEPTH * seqs * LOGPROB_ENTRIES)?,
             sizes: SamplerSizes {
                 list_capacity: lists as u32,
@@ -210,7 +221,7 @@ impl DeviceRows {
         &self.sizes
     }
 
-    /// `[max_num_seqs]`: the token each row sampled last.
+    /// `[max_num_seqs]`: the token each row sampled last, or the last one it was bound with.
     #[must_use]
     pub fn last_tokens(&self) -> &DeviceBuffer<u32> {
         &self.last_tokens
@@ -224,6 +235,7 @@ impl DeviceRows {
             seen: self.seen.address_of(0),
             counts: self.counts.address_of(0),
             recent: self.recent.address_of(0),
+            last_tokens: self.last_tokens.address_of(0),
             vocab_size: self.sizes.vocab_size,
             mask_words: self.sizes.vocab_size.div_ceil(32),
             list_capacity: self.sizes.list_capacity,
@@ -302,8 +314,7 @@ impl DeviceRows {
             step: meta.wrapping_byte_add(std::mem::offset_of!(StepMeta, step)),
             sample_rows: step.inputs.sample_rows.address_of(0),
             eos_ids: self.eos_ids.address_of(0),
-            last_tokens: self.last_tokens.address_of(0),
-            records: self.records.address_of(0),
+            records: self.slots.address_of(0),
             logprobs: self.logprobs.address_of(0),
             logits_stride: stride,
             num_eos_ids: self.num_eos_ids,
@@ -311,7 +322,7 @@ impl DeviceRows {
             max_samples: max_num_seqs,
             slice_len: slice_len(vocab_size),
             num_grid_samples: samples,
-            num_blocks: CLUSTER,
+            max_clusters: self.max_clusters,
             reserved: 0,
         };
         let raw = stream.for_launch()?;
@@ -326,35 +337,42 @@ impl DeviceRows {
         (step % DEPTH as u64) as usize * max + sample
     }
 
+    fn head(&self, place: usize) -> &AtomicU64 {
+        // SAFETY: inside the buffer, aligned, alive as long as `self`; host and device access this word atomically only.
+        unsafe {
+            let slot = self.slots.as_ptr().add(place);
+            AtomicU64::from_ptr(&raw mut (*slot).head)
+        }
+    }
+
     /// Whether sample `sample` of step `step` is there. At most two steps may be unread.
     ///
     /// # Panics
     /// If `sample` is not below `max_num_seqs`.
     #[must_use]
     pub fn is_ready(&self, step: u64, sample: usize) -> bool {
-        let place = self.place(step, sample);
-        // SAFETY: inside the buffer, aligned; host and device access this word atomically only.
-        let ready = unsafe {
-            let record = self.records.as_ptr().add(place);
-            AtomicU64::from_ptr(&raw mut (*record).ready)
-        };
-        // SYNC sample-ready: pairs with the release store in `publish` (sample.cu), system scope.
-        ready.load(Ordering::Acquire) == step + 1
+        let head = self.head(self.place(step, sample));
+        // Relaxed: only `result` reads what comes with it.
+        Slot::is_of(head.load(Ordering::Relaxed), step)
     }
 
-    /// Sample `sample` of step `step` with its logprobs; nothing if it is not there yet.
+    /// Sample `sample` of step `step` with its logprobs; nothing if it is not there yet. It can be taken once.
     ///
     /// # Panics
     /// If `sample` is not below `max_num_seqs`.
     #[must_use]
     pub fn result(&self, step: u64, sample: usize) -> Option<(SampleRecord, &[SampleLogprob])> {
-        if !self.is_ready(step, sample) {
+        let place = self.place(step, sample);
+        // SYNC sample-ready: pairs with the release store in `publish` (sample.cu), system scope.
+        let head = self.head(place).load(Ordering::Acquire);
+        if !Slot::is_of(head, step) {
             return None;
         }
-        let place = self.place(step, sample);
-        // SAFETY: inside the buffer; written before the flag just seen, and not again until the step after the next is
+        // SAFETY: inside the buffer; written before the head just seen, and not again until the step after the next is
         // launched, before which the caller reads.
-        let record = unsafe { self.records.as_ptr().add(place).read() };
+        let record = Slot::record(head, || unsafe { self.slots.as_ptr().add(place).read() });
+        // A head has the low bits of the step's number only. Relaxed: the device writes it next in a later launch.
+        self.head(place).store(0, Ordering::Relaxed);
         let len = (record.num_logprobs as usize).min(LOGPROB_ENTRIES);
         // SAFETY: as above.
         let logprobs = unsafe {

@@ -265,13 +265,12 @@ impl CudaExecutor {
         self.slots.clear();
         self.slots.extend(sampling.map(|entry| entry.slot));
         let slots = self.slots.iter().copied();
-        let read = self
-            .model
-            .sampler
-            .read_results(step, slots, &mut work.output);
+        let sampler = &self.model.sampler;
         // The step's last kernel has said that all kernels before it are done.
-        read.map(|_| ())
-            .ok_or_else(|| ExecutorFailed(format!("step {step} left a sample out")))
+        match sampler.read_results(step, slots, &mut work.output) {
+            true => Ok(()),
+            false => Err(ExecutorFailed(format!("step {step} left a sample out"))),
+        }
     }
 }
 

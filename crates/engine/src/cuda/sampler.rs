@@ -94,7 +94,7 @@ impl DeviceSampler {
         })
     }
 
-    /// `[max_num_seqs]`: the token each row sampled last.
+    /// `[max_num_seqs]`: the token each row sampled last, or the last one it was bound with.
     #[must_use]
     pub fn last_tokens(&self) -> &DeviceBuffer<u32> {
         self.rows.last_tokens()
@@ -174,27 +174,26 @@ impl DeviceSampler {
         (0..num_samples).all(|sample| self.rows.is_ready(step, sample))
     }
 
-    /// Appends the step's results to `output`, in the order of its samples, whose ring slots are `slots`. Returns the
-    /// device's clock at the last of them, in nanoseconds; nothing, and changes nothing, if one is missing.
+    /// Appends the step's results to `output`, in the order of its samples, whose ring slots are `slots`; once. If one is
+    /// missing nothing changes, and the answer is false.
+    #[must_use]
     pub fn read_results(
         &self,
         step: u64,
         slots: impl ExactSizeIterator<Item = u32>,
         output: &mut StepOutput,
-    ) -> Option<u64> {
+    ) -> bool {
         if !self.is_done(step, slots.len()) {
-            return None;
+            return false;
         }
-        let mut last_ns = 0;
         for (sample, slot) in slots.enumerate() {
-            let (record, logprobs) = self.rows.result(step, sample)?;
-            last_ns = last_ns.max(record.device_ns);
-            output
-                .samples
-                .push(row_sample(slot, &record, output.logprobs.len()));
-            output.logprobs.extend(logprobs.iter().map(logprob_entry));
+            if let Some((record, logprobs)) = self.rows.result(step, sample) {
+                let sampled = row_sample(slot, &record, output.logprobs.len());
+                output.samples.push(sampled);
+                output.logprobs.extend(logprobs.iter().map(logprob_entry));
+            }
         }
-        Some(last_ns)
+        true
     }
 }
 

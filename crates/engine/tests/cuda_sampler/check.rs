@@ -142,7 +142,7 @@ impl Gpu {
             .sampler
             .read_results(step, rows.iter().copied(), &mut output);
         assert!(
-            read.is_some(),
+            read,
             "step {step}: results are missing after the stream ended"
         );
         let outcomes = output.samples.iter().map(|sample| {
@@ -154,7 +154,25 @@ impl Gpu {
                 logprobs: output.logprobs[first..first + sample.num_logprobs as usize].to_vec(),
             }
         });
-        outcomes.collect()
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        self.check_last_tokens(bindings, rows, &outcomes);
+        outcomes
+    }
+}
+
+impl Gpu {
+    /// The next step's decodes take in what was sampled, or what a row that sampled nothing was bound with.
+    fn check_last_tokens(&self, bindings: &[RowBinding], rows: &[u32], outcomes: &[Outcome]) {
+        let mut last_tokens = vec![0; self.inputs.sample_rows.len()];
+        let buffer = self.sampler.last_tokens();
+        buffer.read(&self.stream, &mut last_tokens).unwrap();
+        for (&row, outcome) in rows.iter().zip(outcomes) {
+            let bound = bindings.iter().find(|binding| binding.row == row);
+            let bound = bound.and_then(|binding| binding.history.last().copied());
+            if let Some(expected) = outcome.token.ok().or(bound) {
+                assert_eq!(last_tokens[row as usize], expected, "row {row}");
+            }
+        }
     }
 }
 

@@ -25,7 +25,8 @@ struct IzarRowBinding {
   uint32_t num_generated;  // tokens to count
   uint32_t recent_at;
   uint32_t num_recent;  // the last ones generated
-  uint32_t reserved[6];
+  uint32_t last_token;
+  uint32_t reserved[5];
 };
 static_assert(sizeof(IzarRowBinding) == 192);
 
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const uint32_t* arena, const 
   copy(reinterpret_cast<uint32_t*>(rows.rows + row), reinterpret_cast<const uint32_t*>(&binding.state),
        sizeof(binding.state) / 4);
   copy(rows.lists + row * rows.list_capacity, arena + binding.lists_at, binding.num_list_words);
+  if (threadIdx.x == 0) rows.last_tokens[row] = binding.last_token;
   const uint32_t flags = binding.state.flags;
   if (flags & izar::sampler::kHasMask) {
     copy(rows.masks + row * rows.mask_words, arena + binding.mask_at, rows.mask_words);

@@ -1,12 +1,11 @@
 // sample: from rows of logits and the state of their sequences to the next tokens.
 //   logits       [num_samples, vocab_size]  f32, row stride logits_stride; not changed
 //   sample_rows  [num_samples]              u32, the row of the sampler's state; distinct
-//   last_tokens  [max_num_seqs]             u32, by row: what was sampled
 //   records      [2, max_samples]           pinned host memory; half step % 2 is written
 //   logprobs     [2, max_samples, 1 + 128]  pinned host memory
 // num_samples and the step's number come from device memory; blocks of samples beyond it do nothing.
-// Grid (cluster size, bucket's samples), 512 threads; a cluster samples a row, a slice of it in the shared memory of each
-// block: logits are read once, twice for rows with logprobs. Requires at most 8 * 54,784 tokens. Bit for bit the
+// Grid (7, clusters that are resident at once, or the bucket's samples), 512 threads; a cluster samples row after row, a
+// slice of it in the shared memory of each block: logits are read once, twice for rows with logprobs. Requires at most 7 * 51,200 tokens. Bit for bit the
 // definition in the module `sampling` of the crate izar-engine, but for the values of logprobs (1e-5).
 // Bound: bytes = 4 * num_samples * vocab_size, from L2 as far as they fit there.
 #include <cuda_runtime.h>
@@ -16,10 +15,8 @@
 #include "../ptx/grid.cuh"
 #include "../ptx/memory.cuh"
 #include "../sampler/block.cuh"
-#include "../sampler/cut.cuh"
-#include "../sampler/edit.cuh"
+#include "../sampler/choose.cuh"
 #include "../sampler/logprobs.cuh"
-#include "../sampler/race.cuh"
 #include "../sampler/state.cuh"
 
 // Mirrored by ffi::SampleArgs.
@@ -30,7 +27,6 @@ struct IzarSampleArgs {
   const uint64_t* step;
   const uint32_t* sample_rows;
   const uint32_t* eos_ids;
-  uint32_t* last_tokens;
   izar::sampler::Record* records;
   izar::sampler::Logprob* logprobs;
   uint32_t logits_stride;
@@ -39,7 +35,7 @@ struct IzarSampleArgs {
   uint32_t max_samples;
   uint32_t slice_len;  // tokens of a block, a multiple of 128
   uint32_t num_grid_samples;
-  uint32_t num_blocks;  // of a cluster
+  uint32_t max_clusters;  // that are resident at once
   uint32_t reserved;
 };
 static_assert(sizeof(IzarSampleArgs) == 160);
@@ -49,21 +45,19 @@ namespace {
 using namespace izar::sampler;
 namespace ptx = izar::ptx;
 
-constexpr uint32_t kSharedBytes = (sizeof(Shared) + 15) / 16 * 16;
+constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
+constexpr uint32_t kMaxSlice = 51200;
+static_assert(kSharedBytes + 4 * kMaxSlice <= 227 * 1024 && kMaxSlice <= kMaxChunks * kChunk);
 
-struct Sampled {
-  uint32_t token;
-  uint32_t status;  // kToken, or why there is none
-};
-
-// What a row's blocks share.
+// One sample of the step, as a block sees it.
 struct Sample {
   const IzarSampleArgs& args;
-  const Row& row;  // this block's copy
-  Lists lists;
+  Request request;
   uint32_t row_index;
   uint32_t place;  // among the records
   uint64_t step;
+  uint32_t eos_id;  // the thread's part of both lists, asked for early; kNoToken: none
+  uint32_t stop_id;
 };
 
 __device__ Lists lists_of(const IzarSampleArgs& a, const Row& row, size_t index) {
@@ -82,60 +76,15 @@ __device__ Lists lists_of(const IzarSampleArgs& a, const Row& row, size_t index)
           a.rows.counts + index * a.rows.vocab_size};
 }
 
-// Why no token is left: the model's logits, if they had none either or that was not looked at.
-__device__ uint32_t nothing_left(Block& block, const Sample& sample, const Best& raw) {
-  const Row& row = sample.row;
-  const uint64_t raw_max = all_reduce(block, rising_key(raw.max), Larger{});
-  const bool was_seen = row.num_top_logprobs >= 0 || (row.flags & kHasMask) || row.num_bad_words > 0 ||
-                        masks_stop_ids(row, sample.lists);
-  return was_seen && raw_max > rising_key(-INFINITY) ? kNothingAllowed : kNonFinite;
-}
-
-__device__ uint32_t sample_scaled(Block& block, const Row& row, float max, uint32_t likely, uint32_t vocab_size) {
-  scale(block, max, row.scale);
-  uint32_t max_key = row.max_key;
-  if (row.top_k > 0 && row.top_k < vocab_size) max_key = cut_scaled<Counts>(block, max_key, row.top_k);
-  if (row.top_p < 1.0f) max_key = cut_scaled<Masses>(block, max_key, row.top_p);
-  return race(block, row, max_key, likely);
-}
-
-__device__ Sampled choose(Block& block, const Sample& sample) {
-  const Row& row = sample.row;
-  const bool has_mask = row.flags & kHasMask;
-  const uint32_t* mask =
-      sample.args.rows.masks + size_t{sample.row_index} * sample.args.rows.mask_words + block.begin / 32;
-  const Best raw = load(block, has_mask ? mask : nullptr);
-  Best best = raw;
-  const bool has_sparse = has_sparse_edits(row, sample.lists);
-  if (has_sparse) apply_sparse_edits(block, row, sample.lists);
-  if (has_sparse || has_mask) {
-    best = look(block);
-    best.max_or_nan = larger_or_nan(best.max_or_nan, raw.max_or_nan);
-  }
-  ptx::cluster_wait_acquire();  // all blocks are there
-  const uint64_t first = all_reduce(block, best.packed(block), Larger{});
-  const uint32_t key = static_cast<uint32_t>(first >> 32);
-  const uint32_t likely = ~static_cast<uint32_t>(first);
-  if (key == kNanKey) return {0, kNonFinite};
-  if (key == rising_key(-INFINITY)) return {0, nothing_left(block, sample, raw)};
-  if (row.flags & kGreedy) return {likely, kToken};
-  float max = value_of_rising_key(key);
-  if (max == INFINITY) {
-    level_infinite(block);
-    max = 0;
-  }
-  return {sample_scaled(block, row, max, likely, sample.args.rows.vocab_size), kToken};
-}
-
-// Whether the token ends the sequence. All threads of block 0 call it.
+// Whether the token ends the sequence. The first warp of block 0 calls it.
 __device__ uint32_t check_stop(const Sample& sample, uint32_t token) {
-  const Row& row = sample.row;
-  const Lists& lists = sample.lists;
-  bool is_eos = false, is_stop = false;
-  for (uint32_t i = threadIdx.x; i < lists.num_eos_ids; i += kThreads) is_eos |= lists.eos_ids[i] == token;
-  for (uint32_t i = threadIdx.x; i < row.num_stop_ids; i += kThreads) is_stop |= lists.stop_ids[i] == token;
-  is_eos = __syncthreads_or(is_eos);
-  is_stop = __syncthreads_or(is_stop);
+  const Row& row = sample.request.row;
+  const Lists& lists = sample.request.lists;
+  bool is_eos = sample.eos_id == token, is_stop = sample.stop_id == token;
+  for (uint32_t i = 32 + threadIdx.x; i < lists.num_eos_ids; i += 32) is_eos |= lists.eos_ids[i] == token;
+  for (uint32_t i = 32 + threadIdx.x; i < row.num_stop_ids; i += 32) is_stop |= lists.stop_ids[i] == token;
+  is_eos = __any_sync(kWholeWarp, is_eos);
+  is_stop = __any_sync(kWholeWarp, is_stop);
   const uint32_t num_generated = row.num_generated + 1;
   if (num_generated >= row.min_tokens) {
     if (is_eos && !(row.flags & kIgnoreEos)) return kEos;
@@ -145,14 +94,14 @@ __device__ uint32_t check_stop(const Sample& sample, uint32_t token) {
   return uint64_t{row.prompt_len} + num_generated >= sample.args.max_model_len ? kContextEnd : kToken;
 }
 
-// Records the token in the state of its row.
+// Records the token in the state of its row. One thread.
 __device__ void push(const Sample& sample, uint32_t token) {
   const Rows& rows = sample.args.rows;
   const size_t index = sample.row_index;
-  const Row& row = sample.row;
+  const Row& row = sample.request.row;
   rows.rows[index].num_generated = row.num_generated + 1;
   rows.recent[index * rows.list_capacity + row.num_generated % rows.list_capacity] = token;
-  sample.args.last_tokens[index] = token;
+  rows.last_tokens[index] = token;
   if (!(row.flags & kCountsGenerated)) return;
   uint32_t& word = rows.seen[index * rows.mask_words + token / 32];
   uint32_t& count = rows.counts[index * rows.vocab_size + token];
@@ -161,110 +110,147 @@ __device__ void push(const Sample& sample, uint32_t token) {
   word |= bit;
 }
 
+// Tells the host. One thread; logprobs that others wrote were ordered before by the block's barrier.
 __device__ void publish(const Sample& sample, const Sampled& sampled, uint32_t rank, uint32_t num_logprobs) {
   Record& record = sample.args.records[sample.place];
-  record.device_ns = ptx::global_timer_ns();
-  record.token = sampled.token;
-  record.status = sampled.status;
+  const uint64_t head = (sample.step + 1) << 40 | uint64_t{sampled.status} << 32 | sampled.token;
+  // SYNC sample-ready: pairs with the acquire load in `DeviceRows::result`. Scope: system. A record without details is one
+  // word and needs no order.
+  if (rank == 0 && num_logprobs == 0) {
+    ptx::st_relaxed_sys_u64(&record.head, head);
+    return;
+  }
   record.rank = rank;
   record.num_logprobs = num_logprobs;
-  // SYNC sample-ready: pairs with the acquire load in `DeviceSampler::is_ready`. Scope: system. Other threads' logprobs
-  // were ordered before by the block's barrier.
-  ptx::st_release_sys_u64(&record.ready, sample.step + 1);
+  ptx::st_release_sys_u64(&record.head, head | uint64_t{kHasDetails} << 32);
 }
 
-// Writes the logprobs of the sampled token and of the likeliest ones; returns how many, and the rank.
-__device__ uint32_t write_logprobs(Block& block, const Sample& sample, uint32_t token, uint32_t& rank) {
-  const uint32_t vocab_size = sample.args.rows.vocab_size;
-  const uint32_t num_top = min(static_cast<uint32_t>(sample.row.num_top_logprobs), min(vocab_size, kMaxTop));
-  const float* row_logits = block.logits - block.begin;
-  const float logit = row_logits[token];
-  const float max = reload(block);
-  const Normaliser normaliser = normalise(block, max, logit, rank);
-  if (num_top > 0) list_top(block, max, num_top, vocab_size);
-  if (block.rank != 0) return 0;
-  Logprob* out = sample.args.logprobs + size_t{sample.place} * (1 + kMaxTop);
-  if (threadIdx.x == 0) out[0] = {token, normaliser.logprob(logit)};
-  write_top(block, row_logits, num_top, normaliser, out + 1);
+// Samples a row and tells the host. All blocks of the cluster.
+__device__ void run(Block& block, const Sample& sample) {
+  const Row& row = sample.request.row;
+  Sampled sampled = choose(block, sample.request);
+  const bool has_token = sampled.status == kToken;
+  uint32_t rank = sampled.status == kRowBroken ? row.error : 0;
+  uint32_t num_logprobs = 0;
+  if (has_token && row.num_top_logprobs >= 0) {
+    const uint32_t vocab_size = sample.request.vocab_size;
+    const uint32_t num_top = min(static_cast<uint32_t>(row.num_top_logprobs), min(vocab_size, kMaxTop));
+    Logprob* out = sample.args.logprobs + size_t{sample.place} * (1 + kMaxTop);
+    rank = write_logprobs(block, {num_top, vocab_size, out}, sampled.token);
+    num_logprobs = 1 + num_top;
+  }
   __syncthreads();
-  return 1 + num_top;
+  request_next(block);
+  if (block.rank != 0 || threadIdx.x >= 32) return;
+  if (has_token) sampled.status = check_stop(sample, sampled.token);
+  if (threadIdx.x != 0) return;
+  if (has_token) push(sample, sampled.token);
+  publish(sample, sampled, rank, num_logprobs);
 }
 
-__device__ void finish(Block& block, const Sample& sample, Sampled sampled) {
-  uint32_t rank = 0, num_logprobs = 0;
-  if (sampled.status == kToken && sample.row.num_top_logprobs >= 0) {
-    num_logprobs = write_logprobs(block, sample, sampled.token, rank);
-  }
-  if (block.rank != 0) return;
-  if (sampled.status == kToken) {
-    sampled.status = check_stop(sample, sampled.token);
-    if (threadIdx.x == 0) push(sample, sampled.token);
-  }
-  if (threadIdx.x == 0) publish(sample, sampled, rank, num_logprobs);
+// The thread's word of a row's state.
+__device__ __forceinline__ uint32_t word_of(const IzarSampleArgs& a, uint32_t row_index) {
+  constexpr uint32_t kWords = sizeof(Row) / 4;
+  return threadIdx.x < kWords ? reinterpret_cast<const uint32_t*>(&a.rows.rows[row_index])[threadIdx.x] : 0;
+}
+
+__device__ Sample sample_of(const IzarSampleArgs& a, const Block& block, uint32_t index, uint32_t row_index,
+                            uint64_t step) {
+  const Row& row = block.shared.row;
+  const Lists lists = lists_of(a, row, row_index);
+  const uint32_t* mask = a.rows.masks + size_t{row_index} * a.rows.mask_words + block.begin / 32;
+  return {a,
+          {row, lists, row.flags & kHasMask ? mask : nullptr, a.rows.vocab_size},
+          row_index,
+          static_cast<uint32_t>(step % 2) * a.max_samples + index,
+          step,
+          threadIdx.x < min(32, lists.num_eos_ids) ? lists.eos_ids[threadIdx.x] : kNoToken,
+          threadIdx.x < min(32, row.num_stop_ids) ? lists.stop_ids[threadIdx.x] : kNoToken};
 }
 
 __device__ Block block_of(const IzarSampleArgs& a, unsigned char* memory) {
   const uint32_t rank = ptx::cluster_rank();
   const uint32_t begin = min(rank * a.slice_len, a.rows.vocab_size);
   const uint32_t num_tokens = min(a.slice_len, a.rows.vocab_size - begin);
-  const float* row_logits = a.logits + size_t{blockIdx.y} * a.logits_stride;
   return {*reinterpret_cast<Shared*>(memory),
           reinterpret_cast<float*>(memory + kSharedBytes),
-          row_logits + begin,
+          a.logits + size_t{blockIdx.y} * a.logits_stride + begin,
+          nullptr,
           rank,
-          ptx::cluster_size(),
           begin,
-          (num_tokens + 3) / 4,
           num_tokens,
+          (num_tokens + 3) / 4,
           a.logits_stride % 4 == 0,
           0,
-          0};
+          0,
+          0,
+          true};
 }
 
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ IzarSampleArgs a) {
   extern __shared__ __align__(128) unsigned char memory[];
   Block block = block_of(a, memory);
-  Shared& shared = block.shared;
+  init_copies(block);
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
-  // Asked for together; padding names row 0.
+  // Asked for together; padding names row 0. Rows are asked for two samples ahead, their states one.
+  const uint32_t stride = gridDim.y;
   const uint32_t num_samples = *a.num_samples;
-  const uint32_t row_index = a.sample_rows[blockIdx.y];
+  const auto row_at = [&a](uint32_t index) { return index < a.num_grid_samples ? a.sample_rows[index] : 0; };
+  uint32_t row_index = row_at(blockIdx.y), next_row = row_at(blockIdx.y + stride);
   const uint64_t step = *a.step;
   if (blockIdx.y >= num_samples) return;
-  request(block);
+  copy_slice(block, block.logits);
   ptx::cluster_arrive_release();
-  if (threadIdx.x < sizeof(Row) / 4) {
-    reinterpret_cast<uint32_t*>(&shared.row)[threadIdx.x] =
-        reinterpret_cast<const uint32_t*>(&a.rows.rows[row_index])[threadIdx.x];
+  uint32_t word = word_of(a, row_index);
+  for (uint32_t index = blockIdx.y; index < num_samples; index += stride) {
+    if (threadIdx.x < sizeof(Row) / 4) reinterpret_cast<uint32_t*>(&block.shared.row)[threadIdx.x] = word;
+    const bool has_next = index + stride < num_samples;
+    const float* next_logits = block.logits + size_t{stride} * a.logits_stride;
+    block.next_logits = has_next ? next_logits : nullptr;
+    const uint32_t present_row = row_index;
+    row_index = next_row;
+    next_row = row_at(index + 2 * stride);
+    word = has_next ? word_of(a, row_index) : 0;
+    __syncthreads();
+    if (index == blockIdx.y) ptx::cluster_wait_acquire();  // all blocks are there
+    run(block, sample_of(a, block, index, present_row, step));
+    block.logits = next_logits;
+    __syncthreads();
   }
-  for (uint32_t i = threadIdx.x; i < 4 * kBins; i += kThreads) (&shared.bins[0][0][0])[i] = 0;
-  __syncthreads();
-  const uint32_t place = static_cast<uint32_t>(step % 2) * a.max_samples + blockIdx.y;
-  const Sample sample = {a, shared.row, lists_of(a, shared.row, row_index), row_index, place, step};
-  if (shared.row.flags & kBroken) {
-    load(block, nullptr);  // a block must outlive its copies
-    ptx::cluster_wait_acquire();
-    if (block.rank == 0 && threadIdx.x == 0) publish(sample, {0, kRowBroken}, shared.row.error, 0);
-    return;
-  }
-  finish(block, sample, choose(block, sample));
+  sync<Cluster>();  // block 0 may still read the others' lists
 }
 
 }  // namespace
 
+extern "C" int32_t izar_sample_clusters(uint32_t slice_len, uint32_t* count) {
+  const uint32_t bytes = kSharedBytes + 4 * slice_len;
+  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (code != cudaSuccess) return code;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kBlocks, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = kBlocks;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  code = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  *count = clusters;
+  return code;
+}
+
 extern "C" int32_t izar_sample(const IzarSampleArgs* args, cudaStream_t stream) {
   const uint32_t bytes = kSharedBytes + 4 * args->slice_len;
-  // Costs nothing after the first call; also while a graph is captured.
-  const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (code != cudaSuccess) return code;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {args->num_blocks, 1, 1};
+  attributes[1].val.clusterDim = {kBlocks, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(args->num_blocks, args->num_grid_samples);
+  config.gridDim = dim3(kBlocks, min(args->num_grid_samples, args->max_clusters));
   config.blockDim = kThreads;
   config.dynamicSmemBytes = bytes;
   config.stream = stream;

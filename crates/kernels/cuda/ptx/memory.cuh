@@ -95,6 +95,10 @@ __device__ __forceinline__ uint2 ld_stream_v2(const void* address) {
   return v;
 }
 
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Transposes an 8 x 8 matrix of 16-bit elements held one pair a thread.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
   uint32_t out;

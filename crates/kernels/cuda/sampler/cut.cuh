@@ -1,8 +1,8 @@
 // Where to cut: the smallest key such that all keys up to it weigh enough. No sorting: weights are summed in bins, the
 // bin in which the sum reaches the target is looked into again, until it holds one key.
 //
-// A key is a token's place in the order: the lower, the likelier. Keys lie in the slices. Sums are integers, so every
-// split and order of them finds the same cut.
+// A key is a token's place in the order: the lower, the likelier. Keys lie in the slices, or in the list of a block that is
+// alone with it. Sums are integers, so every split and order of them finds the same cut.
 #pragma once
 #include "block.cuh"
 
@@ -48,50 +48,72 @@ struct Counts {
 
 struct Masses {
   static constexpr bool kAreWide = true;
-  __device__ static uint32_t of(uint32_t key) { return key >= 0x41B00000 ? 0 : mass(-__uint_as_float(key)); }
+  __device__ static uint32_t of(uint32_t key) { return mass(-__uint_as_float(key)); }
 };
 
-// Adds the weights of the keys up to `max_key` that `binning` covers to the bins; returns the thread's part of the
-// weight of all keys up to `max_key` if that is wanted.
-template <typename Weight, bool kWantsTotal>
-__device__ uint64_t fill(Block& block, const Binning& binning, uint32_t max_key) {
+// Adds the weights of the keys that `binning` covers to the bins.
+template <typename Weight>
+__device__ void fill(Block& block, const Binning& binning) {
   uint32_t* low = block.shared.bins[block.bins_turn][0];
   uint32_t* high = block.shared.bins[block.bins_turn][1];
-  uint64_t total = 0;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const uint4 four = block.keys()[vector];
     const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (const uint32_t key : keys) {
-      const bool is_inside = key - binning.low < binning.width;
-      if (!(is_inside || (kWantsTotal && key <= max_key))) continue;
+      if (key - binning.low >= binning.width) continue;
       const uint32_t weight = Weight::of(key);
-      if (kWantsTotal) total += weight;
-      if (!is_inside || weight == 0) continue;
+      if (weight == 0) continue;
       const uint32_t bin = binning.bin(key);
       // Halves, so that no sum of a slice overflows.
       atomicAdd(&low[bin], weight & 0xFFFF);
       if (Weight::kAreWide) atomicAdd(&high[bin], weight >> 16);
     }
   }
+}
+
+// The thread's part of the mass of all keys up to `max_key`.
+__device__ uint64_t mass_up_to(const Block& block, uint32_t max_key) {
+  uint64_t total = 0;
+  for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
+    const uint4 four = block.keys()[vector];
+    const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (const uint32_t key : keys) {
+      if (key <= max_key) total += Masses::of(key);
+    }
+  }
   return total;
 }
 
-// The bins of the whole cluster summed up to the first that reaches `target`, `before` being the weight before them.
+// What the team's blocks have in the thread's own bin.
+template <typename Team>
+__device__ __forceinline__ uint64_t gather_bin(const uint32_t (&bins)[kBins]) {
+  if constexpr (Team::kSize == 1) {
+    return bins[threadIdx.x];
+  } else {
+    uint32_t parts[Team::kSize];
+#pragma unroll
+    for (uint32_t rank = 0; rank < Team::kSize; ++rank) {
+      parts[rank] = ptx::ld_shared_cluster(ptx::map_shared(&bins[threadIdx.x], rank));
+    }
+    uint64_t sum = 0;
+#pragma unroll
+    for (const uint32_t part : parts) sum += part;
+    return sum;
+  }
+}
+
+// The bins of the whole team summed up to the first that reaches `target`, `before` being the weight before them.
 // Returns the bin, or kBins; `before` becomes the weight before the bin, or with all bins; `after` that with the bin.
-// Call after a barrier of the cluster that follows the filling.
-template <typename Weight>
+// Call after a barrier of the team that follows the filling.
+template <typename Team, typename Weight>
 __device__ uint32_t reach(Block& block, uint64_t& before, uint64_t& after, double target) {
   Shared& shared = block.shared;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint64_t own = 0;
-  for (uint32_t rank = 0; rank < block.size; ++rank) {
-    own += ptx::ld_shared_cluster(ptx::map_shared(&shared.bins[block.bins_turn][0][threadIdx.x], rank));
-    if (!Weight::kAreWide) continue;
-    const uint32_t high =
-        ptx::ld_shared_cluster(ptx::map_shared(&shared.bins[block.bins_turn][1][threadIdx.x], rank));
-    own += uint64_t{high} << 16;
-  }
+  uint32_t(&bins)[2][kBins] = shared.bins[block.bins_turn];
+  uint64_t own = gather_bin<Team>(bins[0]);
+  if (Weight::kAreWide) own += gather_bin<Team>(bins[1]) << 16;
   // Every block has read the other turn's bins before the barrier that this call follows.
   block.bins_turn ^= 1;
   shared.bins[block.bins_turn][0][threadIdx.x] = 0;
@@ -130,14 +152,13 @@ struct Cut {
 
 // Narrows keys `low` to `low + width - 1`, among which the target is reached, to one; or to several if these together
 // weigh exactly the target.
-template <typename Weight>
+template <typename Team, typename Weight>
 __device__ Cut narrow(Block& block, uint32_t low, uint32_t width, uint64_t before, uint64_t through, double target) {
   while (width > 1 && __ull2double_rn(through) != target) {
     const Binning binning = even_bins(low, width);
-    fill<Weight, false>(block, binning, low + width - 1);
-    ptx::cluster_arrive_release();
-    ptx::cluster_wait_acquire();
-    const uint32_t bin = reach<Weight>(block, before, through, target);
+    fill<Weight>(block, binning);
+    sync<Team>();
+    const uint32_t bin = reach<Team, Weight>(block, before, through, target);
     const uint32_t start = binning.start(bin);
     width = min(1u << binning.shift, low + width - start);
     low = start;
@@ -145,30 +166,39 @@ __device__ Cut narrow(Block& block, uint32_t low, uint32_t width, uint64_t befor
   return {low + width - 1, before, through};
 }
 
-// The smallest key with which keys up to it weigh `target`; `max_key` if keys up to that weigh less. Keys are the
-// magnitudes of scaled logits. For masses `target` is the part of what keys up to `max_key` weigh together.
-template <typename Weight>
-__device__ uint32_t cut_scaled(Block& block, uint32_t max_key, double target) {
+// Where the target is reached: among keys `low` to `low + width - 1`. Of width 0: nowhere.
+struct Found {
+  uint32_t low;
+  uint32_t width;
+  uint64_t before;
+  uint64_t through;
+};
+
+// Looks at keys up to `max_key`, which are the magnitudes of scaled logits, bin by bin.
+template <typename Team, typename Weight>
+__device__ Found find_scaled(Block& block, uint32_t max_key, double target) {
   uint64_t before = 0, through = 0;
   for (uint32_t stage = 0; stage < 3; ++stage) {
     const Binning binning = bins_of_scaled(stage, max_key);
     if (binning.width == 0) break;
-    if (Weight::kAreWide && stage == 0) {
-      const uint64_t part = fill<Weight, true>(block, binning, max_key);
-      target = __dmul_rn(target, __ull2double_rn(all_reduce(block, part, Sum{})));
-    } else {
-      fill<Weight, false>(block, binning, max_key);
-      ptx::cluster_arrive_release();
-      ptx::cluster_wait_acquire();
-    }
-    const uint32_t bin = reach<Weight>(block, before, through, target);
+    fill<Weight>(block, binning);
+    sync<Team>();
+    const uint32_t bin = reach<Team, Weight>(block, before, through, target);
     if (bin == kBins) continue;
     const uint32_t start = binning.start(bin);
     const uint32_t end = bin + 1 < kBins ? min(binning.start(bin + 1), binning.low + binning.width)
                                          : binning.low + binning.width;
-    return narrow<Weight>(block, start, end - start, before, through, target).key;
+    return {start, end - start, before, through};
   }
-  return max_key;
+  return {0, 0, 0, 0};
+}
+
+// The smallest key with which keys up to it weigh `target`; `max_key` if keys up to that weigh less.
+template <typename Team, typename Weight>
+__device__ uint32_t cut_scaled(Block& block, uint32_t max_key, double target) {
+  const Found found = find_scaled<Team, Weight>(block, max_key, target);
+  if (found.width == 0) return max_key;
+  return narrow<Team, Weight>(block, found.low, found.width, found.before, found.through, target).key;
 }
 
 }  // namespace izar::sampler

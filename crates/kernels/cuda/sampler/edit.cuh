@@ -1,6 +1,7 @@
 // What changes single logits before the temperature: biases, stop tokens before `min_tokens`, bad words, penalties.
 // The row's mask was applied when the slice was loaded, which is the same: what is -inf stays so.
 #pragma once
+#include "../ptx/memory.cuh"
 #include "block.cuh"
 
 namespace izar::sampler {
@@ -78,6 +79,17 @@ __device__ __forceinline__ float penalised(float x, const Row& row, uint32_t cou
   return x;
 }
 
+// Asks for what `penalise` will read, while the slice is under way.
+__device__ void prefetch_history(const Block& block, const Row& row, const Lists& lists) {
+  if (!(row.flags & (kCountsPrompt | kCountsGenerated))) return;
+  const uint32_t num_words = (block.num_tokens + 31) / 32;
+  for (uint32_t word = threadIdx.x; word < num_words; word += kThreads) {
+    for (uint32_t bits = lists.seen[block.begin / 32 + word]; bits != 0; bits &= bits - 1) {
+      ptx::prefetch_l2(&lists.counts[block.begin + 32 * word + __ffs(bits) - 1]);
+    }
+  }
+}
+
 __device__ void penalise(Block& block, const Row& row, const Lists& lists) {
   if (!(row.flags & (kCountsPrompt | kCountsGenerated))) return;
   // A slice starts at a multiple of 128 tokens. No token beyond the vocabulary is ever seen.
@@ -91,6 +103,7 @@ __device__ void penalise(Block& block, const Row& row, const Lists& lists) {
 }
 
 __device__ void apply_sparse_edits(Block& block, const Row& row, const Lists& lists) {
+  block.is_raw = false;
   __syncthreads();
   add_biases(block, row, lists);
   __syncthreads();
@@ -103,6 +116,7 @@ __device__ void apply_sparse_edits(Block& block, const Row& row, const Lists& li
 
 // Gives +inf its meaning, a token that is certain: infinite logits become 0 and all others -inf.
 __device__ void level_infinite(Block& block) {
+  block.is_raw = false;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const float4 x = block.vectors()[vector];
     const auto level = [](float y) { return y == INFINITY ? 0.0f : -INFINITY; };

@@ -62,15 +62,15 @@ enum Status : uint32_t {
   kRowBroken = 18,
 };
 
+// In a record's status: rank and num_logprobs count. Without it both are 0.
+constexpr uint32_t kHasDetails = 128;
+
 struct Record {
-  uint64_t ready;  // number of the step plus one: written last
-  uint64_t device_ns;
-  uint32_t token;
-  uint32_t status;
+  uint64_t head;  // bits 0 to 31 the token, 32 to 39 the status, the rest the number of the step plus one; written last
   uint32_t rank;
   uint32_t num_logprobs;
 };
-static_assert(sizeof(Record) == 32);
+static_assert(sizeof(Record) == 16);
 
 struct Logprob {
   uint32_t token;
@@ -85,11 +85,12 @@ struct Rows {
   uint32_t* seen;       // [max_num_seqs, mask_words]: tokens that penalties apply to
   uint32_t* counts;     // [max_num_seqs, vocab_size]: how often a seen token was generated; rubbish for others
   uint32_t* recent;     // [max_num_seqs, list_capacity]: generated token n at n % list_capacity
+  uint32_t* last_tokens;  // [max_num_seqs]: the newest token, which the next decode takes in
   uint32_t vocab_size;
   uint32_t mask_words;
   uint32_t list_capacity;
   uint32_t reserved;
 };
-static_assert(sizeof(Rows) == 64);
+static_assert(sizeof(Rows) == 72);
 
 }  // namespace izar::sampler

@@ -112,20 +112,17 @@ pub struct BindingRecord {
     pub recent_at: u32,
     /// As many as bad words look back at.
     pub num_recent: u32,
+    /// The newest token, the input of a decode that follows.
+    pub last_token: u32,
     /// Zero.
-    pub reserved: [u32; 6],
+    pub reserved: [u32; 5],
 }
 
 const _: () = assert!(size_of::<BindingRecord>() == 192);
 
-/// How a sample turned out. 32 bytes, in pinned memory.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+/// How a sample turned out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleRecord {
-    /// The step's number plus one, once the rest is there.
-    pub(super) ready: u64,
-    /// The device's clock when it was sampled, in nanoseconds.
-    pub device_ns: u64,
     /// The token, if there is one.
     pub token: u32,
     /// One of [`SampleStatus`].
@@ -136,7 +133,45 @@ pub struct SampleRecord {
     pub num_logprobs: u32,
 }
 
-const _: () = assert!(size_of::<SampleRecord>() == 32);
+/// Bit of the status in [`Slot::head`]: `rank` and `num_logprobs` count.
+const HAS_DETAILS: u32 = 128;
+
+/// What the device writes of a sample, in pinned memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct Slot {
+    /// Bits 0 to 31 the token, 32 to 39 the status, the rest the step's number plus one. Zero: nothing.
+    pub(super) head: u64,
+    rank: u32,
+    num_logprobs: u32,
+}
+
+const _: () = assert!(size_of::<Slot>() == 16);
+
+impl Slot {
+    /// Whether a head is that of step `step`.
+    pub(super) fn is_of(head: u64, step: u64) -> bool {
+        head != 0 && head >> 40 == (step + 1) & 0xFF_FFFF
+    }
+
+    /// The record; `details` are read if they count.
+    pub(super) fn record(head: u64, details: impl FnOnce() -> Self) -> SampleRecord {
+        let status = (head >> 32) as u32 & 0xFF;
+        let (rank, num_logprobs) = match status & HAS_DETAILS {
+            0 => (0, 0),
+            _ => {
+                let slot = details();
+                (slot.rank, slot.num_logprobs)
+            }
+        };
+        SampleRecord {
+            token: head as u32,
+            status: status & !HAS_DETAILS,
+            rank,
+            num_logprobs,
+        }
+    }
+}
 
 /// Values of [`SampleRecord::status`].
 #[derive(Debug, Clone, Copy)]
@@ -169,4 +204,35 @@ pub struct SampleLogprob {
     pub token: u32,
     /// Its log-probability.
     pub logprob: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DETAILS: Slot = Slot {
+        head: 0,
+        rank: 7,
+        num_logprobs: 3,
+    };
+
+    #[test]
+    fn head_holds_token_status_and_step() {
+        let head = 0x12_3457 << 40 | u64::from(SampleStatus::EOS) << 32 | 0xFFFF_FFFE;
+        assert!(Slot::is_of(head, 0x12_3456) && Slot::is_of(head, 0xAB00_0012_3456));
+        assert!(!Slot::is_of(head, 0x12_3457) && !Slot::is_of(0, 0xFF_FFFF));
+        let record = Slot::record(head, || unreachable!("no details"));
+        assert_eq!(
+            (record.token, record.status),
+            (0xFFFF_FFFE, SampleStatus::EOS)
+        );
+        assert_eq!((record.rank, record.num_logprobs), (0, 0));
+    }
+
+    #[test]
+    fn details_count_if_the_status_says_so() {
+        let record = Slot::record(1 << 40 | 0x81 << 32 | 5, || DETAILS);
+        assert_eq!((record.token, record.status), (5, SampleStatus::TOKEN));
+        assert_eq!((record.rank, record.num_logprobs), (7, 3));
+    }
 }

@@ -84,7 +84,7 @@ impl Encoder {
         for (idx, binding) in bindings[..count].iter().enumerate() {
             let record = self
                 .record(binding, &mut writer)
-                .unwrap_or_else(|error| broken(binding.row, error));
+                .unwrap_or_else(|error| broken(binding, error));
             let at = idx * RECORD_WORDS;
             writer.words[at..at + RECORD_WORDS]
                 .copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&record)));
@@ -143,7 +143,8 @@ impl Encoder {
             num_generated: history.generated.len() as u32,
             recent_at: writer.push(history.recent.iter().copied()),
             num_recent: history.recent.len() as u32,
-            reserved: [0; 6],
+            last_token: last_token(binding),
+            reserved: [0; 5],
         })
     }
 
@@ -268,15 +269,20 @@ fn state(
     }
 }
 
-fn broken(row: u32, error: EngineError) -> BindingRecord {
+fn broken(binding: &RowBinding, error: EngineError) -> BindingRecord {
     BindingRecord {
         state: SamplerRow {
             error: error.code().into(),
             ..SamplerRow::unbound()
         },
-        row,
+        row: binding.row,
+        last_token: last_token(binding),
         ..bytemuck::Zeroable::zeroed()
     }
+}
+
+fn last_token(binding: &RowBinding) -> u32 {
+    binding.history.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]
