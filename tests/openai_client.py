@@ -245,6 +245,26 @@ def test_tools_are_listed_or_refused_by_name(c, s):
     assert r.choices[0].message.content == ANSWER and not r.choices[0].message.tool_calls
     e = raises(400, lambda: c.chat.completions.create(model=MODEL, messages=QUESTION, tools=tools, tool_choice="auto"))
     assert e.body["param"] in ("tools", "tool_choice"), e.body
+def test_responses_answer_like_chat(c, s):
+    r = c.responses.create(model=MODEL, input="Name the capital of France.", temperature=0)
+    assert r.output_text == ANSWER and r.status == "completed", r
+    assert r.usage.total_tokens == r.usage.input_tokens + r.usage.output_tokens
+    turns = [{"role": "user", "content": "Name the capital of France."}] + [x.to_dict() for x in r.output]
+    again = c.responses.create(model=MODEL, input=turns + [{"role": "user", "content": "Thanks."}], max_output_tokens=4)
+    assert again.usage.input_tokens > r.usage.total_tokens
+    assert (again.status, again.incomplete_details.reason) == ("incomplete", "max_output_tokens"), again
+    e = raises(400, lambda: c.responses.create(model=MODEL, input="Hi", previous_response_id=r.id))
+    assert e.body["param"] == "previous_response_id", e.body
+
+
+def test_responses_stream_helper_rebuilds_the_response(c, s):
+    with c.responses.stream(model=MODEL, input="Name the capital of France.", temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == ANSWER, final
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
 
 
 def test_leaving_frees_everything(c, s):
