@@ -6,6 +6,7 @@ Starts `IZAR serve MODEL` on a free port, runs every `test_*` function below, an
 """
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
@@ -265,6 +266,53 @@ def test_responses_stream_helper_rebuilds_the_response(c, s):
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
     assert [e.sequence_number for e in events] == list(range(len(events)))
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+
+
+CITIES = ["Paris", "Oslo"]
+TOOL = {"name": "get_weather", "description": "The weather in a city", "parameters": {
+    "type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"], "additionalProperties": False}}
+TOOLS = [{"type": "function", "function": TOOL}]
+
+
+def test_required_calls_stream_in_pieces_that_make_the_whole_call(c, s):
+    ask = dict(model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice="required", parallel_tool_calls=False,
+               temperature=0, max_tokens=100)
+    whole = c.chat.completions.create(**ask).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    call = whole.message.tool_calls[0]
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in CITIES, call
+    pieces = [x.choices[0].delta.tool_calls[0] for x in c.chat.completions.create(**ask, stream=True)
+              if x.choices[0].delta.tool_calls]
+    assert [bool(p.id) for p in pieces] == [bool(p.function.name) for p in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert "".join(p.function.arguments for p in pieces) == call.function.arguments and len(pieces) > 2
+    with c.chat.completions.stream(**ask) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    assert final.message.tool_calls[0].function.arguments == call.function.arguments
+    turns = QUESTION + [whole.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert c.chat.completions.create(model=MODEL, messages=turns, max_tokens=3).usage.completion_tokens == 3
+
+
+def test_named_call_is_of_that_tool(c, s):
+    r = c.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        max_tokens=100, seed=1)
+    assert json.loads(r.choices[0].message.tool_calls[0].function.arguments)["city"] in CITIES, r
+
+
+def test_calls_by_choice_need_a_model_that_knows_how(c, s):
+    e = raises(400, lambda: c.chat.completions.create(model=MODEL, messages=QUESTION, tools=TOOLS))
+    assert e.body["param"] == "tools" and "--tool-call-parser" in e.body["message"], e.body
+
+
+def test_responses_call_tools(c, s):
+    ask = dict(model=MODEL, input="Weather in Paris?", tools=[{"type": "function", "strict": True, **TOOL}],
+               tool_choice="required", parallel_tool_calls=False, temperature=0, max_output_tokens=100)
+    call = c.responses.create(**ask).output[0]
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in CITIES, call
+    with c.responses.stream(**ask) as stream:
+        final = stream.get_final_response().output[0]
+    assert (final.type, final.name, final.arguments) == ("function_call", "get_weather", call.arguments)
 
 
 def test_leaving_frees_everything(c, s):

@@ -18,4 +18,5 @@ mod server;
 mod startup;
 mod structured;
 mod terminal;
+mod tools;
 mod wild;

@@ -58,10 +58,74 @@ impl ToolsRequest {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tools.iter().filter_map(name_of)
     }
+
+    /// The schema of the arguments of tool `name`: what it says of them, or any object.
+    pub fn parameters_of(&self, name: &str) -> Value {
+        let tool = self.tools.iter().find(|tool| name_of(tool) == Some(name));
+        tool.map_or_else(any_object, parameters)
+    }
+
+    /// The schema of a list of calls of any of the tools.
+    pub fn schema_of_calls(&self) -> Value {
+        let calls: Vec<Value> = self
+            .tools
+            .iter()
+            .enumerate()
+            .map(|(idx, tool)| {
+                let mut parameters = parameters(tool);
+                // What a tool's schema calls its root is now further down.
+                let root = format!("#/items/anyOf/{idx}/properties/parameters");
+                move_references(&mut parameters, &root);
+                serde_json::json!({
+                    "type": "object",
+                    "properties": {"name": {"const": name_of(tool)}, "parameters": parameters},
+                    "required": ["name", "parameters"],
+                    "additionalProperties": false,
+                })
+            })
+            .collect();
+        let mut schema =
+            serde_json::json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
+        if !self.parallel {
+            schema["maxItems"] = 1.into();
+        }
+        schema
+    }
 }
 
 fn name_of(tool: &Value) -> Option<&str> {
     tool["function"]["name"].as_str()
+}
+
+fn parameters(tool: &Value) -> Value {
+    match &tool["function"]["parameters"] {
+        Value::Object(schema) if !schema.is_empty() => Value::Object(schema.clone()),
+        _ => any_object(),
+    }
+}
+
+fn any_object() -> Value {
+    serde_json::json!({"type": "object"})
+}
+
+/// Makes local references (`#/$defs/x`) start at `root`.
+fn move_references(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Object(members) => {
+            for (name, member) in members {
+                match member {
+                    Value::String(target) if name == "$ref" && target.starts_with('#') => {
+                        *target = format!("{root}{}", &target[1..]);
+                    }
+                    member => move_references(member, root),
+                }
+            }
+        }
+        Value::Array(items) => items
+            .iter_mut()
+            .for_each(|item| move_references(item, root)),
+        _ => {}
+    }
 }
 
 fn take_definitions(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
@@ -211,5 +275,21 @@ mod tests {
                 other => panic!("{param}: {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn schema_of_calls_keeps_each_tools_references() {
+        let request = take(json!({"tools": [tool("f"), {"type": "function", "function": {"name": "g"}}], "parallel_tool_calls": false}))
+            .expect("valid");
+        let schema = request.schema_of_calls();
+        assert_eq!(
+            schema["items"]["anyOf"][0]["properties"]["parameters"]["properties"]["a"]["$ref"],
+            "#/items/anyOf/0/properties/parameters/$defs/a"
+        );
+        assert_eq!(
+            schema["items"]["anyOf"][1]["properties"],
+            json!({"name": {"const": "g"}, "parameters": {"type": "object"}})
+        );
+        assert_eq!(schema["maxItems"], 1);
     }
 }

@@ -174,7 +174,28 @@ fn grammar_of(format: &Format) -> Result<TopLevelGrammar, ConstraintError> {
         Format::Regex(pattern) => TopLevelGrammar::from_regex(pattern),
         Format::Choice(choices) => TopLevelGrammar::from_lark(choice_grammar(choices)),
         Format::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        Format::AfterReasoning {
+            is_optional,
+            answer,
+        } => after_reasoning(*is_optional, grammar_of(answer)?),
     })
+}
+
+/// The answer's grammar, referred to by one in front of it that lets the model think first.
+fn after_reasoning(is_optional: bool, mut answer: TopLevelGrammar) -> TopLevelGrammar {
+    if let Some(grammar) = answer.grammars.first_mut() {
+        grammar.name = Some("answer".to_owned());
+    }
+    let start = match is_optional {
+        true => "answer | OPEN thought | BLANK answer",
+        false => "thought",
+    };
+    let lark = format!(
+        "start: {start}\nthought: reasoning answer | reasoning BLANK answer\nanswer: @answer\n\
+         reasoning[suffix=\"</think>\"]: /(.|\\n)*/\nOPEN: /[ \\n]{{0,4}}<think>/\nBLANK: /[ \\n]{{1,4}}/\n"
+    );
+    answer.grammars.insert(0, GrammarWithLexer::from_lark(lark));
+    answer
 }
 
 fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, ConstraintError> {
@@ -210,6 +231,10 @@ fn key_of(format: &Format) -> String {
         Format::JsonSchema(schema) => format!("schema {schema}"),
         Format::Regex(pattern) => format!("regex {pattern}"),
         Format::Choice(choices) => format!("choice {}", json!(choices)),
+        Format::AfterReasoning {
+            is_optional,
+            answer,
+        } => format!("reasoned {is_optional} {}", key_of(answer)),
         Format::Lark(grammar) => format!("lark {grammar}"),
     }
 }

@@ -29,6 +29,13 @@ pub enum Format {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Reasoning up to `</think>`, and then an answer that looks like this.
+    AfterReasoning {
+        /// Whether the model opens its reasoning itself, by `<think>`, and so may do without; if not, the prompt has opened it.
+        is_optional: bool,
+        /// What the answer must look like.
+        answer: Box<Self>,
+    },
     /// A context-free grammar in `llguidance`'s dialect of Lark, whose rule `start` is the answer. `%json {schema}` stands for JSON.
     Lark(String),
 }

@@ -13,8 +13,9 @@ use super::{prepare, read_body, respond};
 use crate::answer::{Order, PromptTokens, compile_format, submit};
 use crate::api::{ChatRequest, TemplateRequest, ToolChoice, ToolsRequest};
 use crate::app::App;
+use crate::constrain::{Format, FormatRequest};
 use crate::error::ApiError;
-use crate::message::{ExpectedCalls, MessageFormat, PromptEnd, ToolFormat};
+use crate::message::{Begins, ExpectedCalls, MessageFormat, PromptEnd, ToolFormat};
 use crate::output::head::Shape;
 
 /// Answers a conversation.
@@ -43,6 +44,15 @@ pub fn order_of(app: &App, request: ChatRequest) -> Result<Order, ApiError> {
     } else {
         PromptEnd::of_prompt(&prompt.text)
     };
+    let begins = app.model.reasoning_format.map(|format| format.begins(end));
+    let mut sampling = request.sampling;
+    if let Some(calls) = demanded_calls(&request.tools) {
+        sampling.format = Some(calls);
+    }
+    sampling.format = sampling.format.map(|format| match begins {
+        Some(begins) if end != PromptEnd::Answering => after_reasoning(format, begins),
+        _ => format,
+    });
     let goes_on = last["role"] == "assistant" || !template.add_generation_prompt;
     let echo = last["content"].as_str().filter(|_| request.echo && goes_on);
     Ok(Order {
@@ -56,14 +66,38 @@ pub fn order_of(app: &App, request: ChatRequest) -> Result<Order, ApiError> {
         logprobs: request.logprobs,
         continuation: template.continue_final_message,
         format: MessageFormat {
-            reasoning: app.model.reasoning_format.map(|format| format.begins(end)),
+            reasoning: begins,
             calls: expected_calls(app, &request.tools)?,
         },
         hide_reasoning: !request.include_reasoning,
-        sampling: request.sampling,
+        sampling,
         stream: request.stream,
         constraint: None,
     })
+}
+
+/// What an answer must look like where calls are demanded: any model's, whether or not it was made for tools.
+fn demanded_calls(tools: &ToolsRequest) -> Option<FormatRequest> {
+    let schema = match &tools.choice {
+        ToolChoice::None | ToolChoice::Auto => return None,
+        ToolChoice::Required => tools.schema_of_calls(),
+        ToolChoice::Named(name) => tools.parameters_of(name),
+    };
+    Some(FormatRequest {
+        format: Format::JsonSchema(schema),
+        param: "tools".to_owned(),
+    })
+}
+
+/// A model that thinks may do so before it answers as it must.
+fn after_reasoning(request: FormatRequest, begins: Begins) -> FormatRequest {
+    FormatRequest {
+        format: Format::AfterReasoning {
+            is_optional: begins == Begins::Open,
+            answer: Box::new(request.format),
+        },
+        ..request
+    }
 }
 
 /// Which calls the answer may hold.

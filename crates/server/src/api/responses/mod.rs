@@ -44,9 +44,9 @@ impl ResponsesRequest {
             "max_tokens" => "max_output_tokens".to_owned(),
             "reasoning_effort" => "reasoning.effort".to_owned(),
             param if param.starts_with("messages") => "input".to_owned(),
-            param if param.starts_with("response_format") => {
-                param.replacen("response_format", "text.format", 1)
-            }
+            param if param.starts_with("response_format") => param
+                .replacen("response_format.json_schema", "text.format", 1)
+                .replacen("response_format", "text.format", 1),
             param if param.starts_with("tools[") => param.replacen(".function", "", 1),
             _ => param,
         };

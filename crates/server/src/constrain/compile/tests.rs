@@ -234,3 +234,36 @@ fn what_was_compiled_lately_is_found_again() {
     let again = grammars.compile(&regex(0)).expect("good");
     assert!(Arc::ptr_eq(&first.0, &again.0), "the latest used stay");
 }
+
+/// Whether an answer of `format` may be this text.
+fn allows(format: &Format, text: &str) -> bool {
+    let mut matcher = compiled(format).matcher();
+    let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+    let consumed = matcher.try_consume_tokens(&ids);
+    consumed.is_ok_and(|num| num == ids.len()) && matcher.is_accepting().unwrap_or(false)
+}
+
+#[test]
+fn reasoning_may_come_before_an_answer_that_is_constrained() {
+    let format = |is_optional| Format::AfterReasoning {
+        is_optional,
+        answer: Box::new(Format::JsonSchema(
+            json!({"type": "array", "items": {"const": 1}}),
+        )),
+    };
+    for (text, opened, optional) in [
+        ("I {think} so.\n</think>\n\n[1, 1]", true, false),
+        ("</think>[1]", true, false),
+        ("[1]", false, true),
+        ("<think>\nso\n</think>\n\n[1]", true, true),
+        ("<think>\nso\n</think>\n\n[2]", false, false),
+        ("so </think> no", false, false),
+        ("so", false, false),
+    ] {
+        assert_eq!(
+            (allows(&format(false), text), allows(&format(true), text)),
+            (opened, optional),
+            "{text}"
+        );
+    }
+}
