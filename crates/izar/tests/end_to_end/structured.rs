@@ -4,8 +4,11 @@ use serde_json::{Value, json};
 
 use crate::server::Server;
 
+/// Whether a value is what its schema asks for.
+type Check = fn(&Value) -> bool;
+
 /// Schemas, and what a value of each must fulfil beyond being JSON.
-fn schemas() -> Vec<(Value, fn(&Value) -> bool)> {
+fn schemas() -> Vec<(Value, Check)> {
     let person = json!({
         "type": "object", "required": ["name", "age", "tags"], "additionalProperties": false,
         "properties": {
