@@ -315,6 +315,28 @@ def test_responses_call_tools(c, s):
     assert (final.type, final.name, final.arguments) == ("function_call", "get_weather", call.arguments)
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0, "maximum": 99999999}},
+        "required": ["city", "people"], "additionalProperties": False}
+
+
+def test_structured_output_is_what_was_asked_for_whole_and_streamed(c, s):
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    ask = dict(model=MODEL, messages=QUESTION, temperature=0, max_tokens=80)
+    text = c.chat.completions.create(**ask, response_format=schema).choices[0].message.content
+    answer = json.loads(text)
+    assert set(answer) == {"city", "people"} and isinstance(answer["people"], int), text
+    chunks = c.chat.completions.create(**ask, response_format=schema, stream=True)
+    assert "".join(x.choices[0].delta.content or "" for x in chunks) == text
+    r = c.chat.completions.create(**ask, extra_body={"structured_outputs": {"choice": ["Paris", "Rome"]}})
+    assert r.choices[0].message.content == "Paris", r
+    r = c.completions.create(model=MODEL, prompt="In the year", temperature=0, max_tokens=8,
+                             extra_body={"structured_outputs": {"regex": " [0-9]{4}"}})
+    assert len(r.choices[0].text) == 5 and r.choices[0].text[1:].isdigit(), r
+    broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    e = raises(400, lambda: c.chat.completions.create(**ask, response_format=broken))
+    assert e.body["param"].startswith("response_format"), e.body
+
+
 def test_leaving_frees_everything(c, s):
     stream = c.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Tell a very long story."}],

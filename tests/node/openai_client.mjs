@@ -125,6 +125,20 @@ const tests = {
     assert.deepEqual([kinds[0], kinds.at(-1), texts.join("")], ["response.created", "response.completed", ANSWER]);
   },
 
+  async "structured output is of the schema"(client) {
+    const schema = {
+      type: "object", properties: { city: { type: "string", maxLength: 20 }, people: { type: "integer", minimum: 0, maximum: 99999999 } },
+      required: ["city", "people"], additionalProperties: false,
+    };
+    const answer = await client.chat.completions.parse({
+      model: MODEL, messages: QUESTION, temperature: 0, max_tokens: 80,
+      response_format: { type: "json_schema", json_schema: { name: "city", schema, strict: true } },
+    });
+    const parsed = JSON.parse(answer.choices[0].message.content);
+    assert.deepEqual(Object.keys(parsed).sort(), ["city", "people"]);
+    assert.ok(Number.isInteger(parsed.people));
+  },
+
   async "models are listed and described"(client) {
     const names = [];
     for await (const model of client.models.list()) names.push(model.id);
