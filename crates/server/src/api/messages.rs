@@ -5,7 +5,8 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// Checks the conversation and returns one object per message with its `content` as one string (or null).
+/// Checks the conversation and returns one object per message with its `content` as one string, empty where there is none: many templates
+/// join it to other strings without asking.
 pub fn take_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let problem = "must be a list of at least one message";
     match fields.take("messages") {
@@ -28,10 +29,7 @@ fn normalise(message: Value, path: String) -> Result<Value, ApiError> {
     }
     let mut message = Map::new();
     message.insert("role".to_owned(), Value::String(role.to_owned()));
-    message.insert(
-        "content".to_owned(),
-        content.map_or(Value::Null, Value::String),
-    );
+    message.insert("content".to_owned(), content.unwrap_or_default().into());
     if let Some(calls) = tool_calls {
         message.insert("tool_calls".to_owned(), calls);
     }
@@ -174,7 +172,7 @@ mod tests {
             messages[0]["tool_calls"][0]["function"]["arguments"],
             json!({"x": 1})
         );
-        assert_eq!(messages[0]["content"], Value::Null);
+        assert_eq!(messages[0]["content"], "");
     }
 
     #[test]
