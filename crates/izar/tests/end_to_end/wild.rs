@@ -8,8 +8,10 @@ use crate::server::Server;
 fn wild(seed: u64, only_bytes: bool) -> Value {
     let mut body = json!({"prompt": "\u{1f600}", "max_tokens": 24, "temperature": 2, "seed": seed, "min_tokens": 24});
     if only_bytes {
-        // Single bytes stand first in a byte-level vocabulary, after the control tokens.
-        body["allowed_token_ids"] = (17..273).collect::<Vec<u32>>().into();
+        // Single bytes stand first in a byte-level vocabulary, after the control tokens: 0x21 to 0x7E, 0xA1 to 0xFF, then
+        // what is left. These are the bytes of several-byte characters, and a few letters.
+        let bytes = (111..205).chain(238..273).chain(80..90);
+        body["allowed_token_ids"] = bytes.collect::<Vec<u32>>().into();
     }
     body
 }
