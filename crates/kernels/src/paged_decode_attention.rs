@@ -165,6 +165,23 @@ pub(crate) fn require(
     }
 }
 
+/// Rows of queries and outputs are moved 16 bytes at a time.
+pub(crate) fn require_aligned_rows(q: Matrix<'_>, out: Matrix<'_>) -> Result<(), AttentionError> {
+    for (what, view) in [
+        ("the stride or address of q", q),
+        ("the stride or address of out", out),
+    ] {
+        let bytes = view.address() as u64 | (u64::from(view.stride()) * 2);
+        require(
+            bytes.is_multiple_of(16),
+            what,
+            "a multiple of 16 bytes",
+            bytes % 16,
+        )?;
+    }
+    Ok(())
+}
+
 impl PagedDecodeAttention<'_> {
     fn num_heads(&self) -> u32 {
         self.q.cols() / self.cache.head_dim.max(1)
@@ -231,19 +248,7 @@ impl PagedDecodeAttention<'_> {
         )?;
         let lens = size(self.seq_lens.len());
         require(lens >= seqs.into(), "seq_lens", "num_seqs or more", lens)?;
-        for (what, view) in [
-            ("the stride or address of q", self.q),
-            ("the stride or address of out", self.out),
-        ] {
-            let bytes = view.address() as u64 | (u64::from(view.stride()) * 2);
-            require(
-                bytes.is_multiple_of(16),
-                what,
-                "a multiple of 16 bytes",
-                bytes % 16,
-            )?;
-        }
-        Ok(())
+        require_aligned_rows(self.q, self.out)
     }
 }
 

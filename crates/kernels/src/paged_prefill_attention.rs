@@ -8,7 +8,9 @@ use crate::error::check;
 use crate::ffi::{self, PagedPrefillAttentionArgs};
 use crate::matrix::Matrix;
 use crate::memory::DeviceBuffer;
-use crate::paged_decode_attention::{AttentionError, KvCache, MAX_GROUP, require};
+use crate::paged_decode_attention::{
+    AttentionError, KvCache, MAX_GROUP, require, require_aligned_rows,
+};
 use crate::stream::Stream;
 
 /// Entries that one launch takes at most.
@@ -75,19 +77,7 @@ impl PagedPrefillAttention<'_> {
             "above 0",
             self.scale.to_bits().into(),
         )?;
-        for (what, view) in [
-            ("the stride or address of q", self.q),
-            ("the stride or address of out", self.out),
-        ] {
-            let bytes = view.address() as u64 | (u64::from(view.stride()) * 2);
-            require(
-                bytes.is_multiple_of(16),
-                what,
-                "a multiple of 16 bytes",
-                bytes % 16,
-            )?;
-        }
-        Ok(())
+        require_aligned_rows(self.q, self.out)
     }
 
     fn check_heads(&self) -> Result<(), AttentionError> {
