@@ -4,38 +4,12 @@
 //! repeat what was sent. (A panic, an abort of the stack or of memory fails by itself.)
 #![no_main]
 
-use std::sync::OnceLock;
+mod fixture;
 
+use fixture::server;
 use izar_server::fuzzing::{Endpoint, Refusal};
-use izar_server::{Server, ServerOptions};
-use izar_transport::client::RingClient;
-use izar_transport::mock_engine::{MockEngine, Reply};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-
-#[allow(dead_code)]
-#[path = "../../crates/server/tests/api/support.rs"]
-mod support;
-
-struct Fixture {
-    server: Server,
-    _client: std::sync::Arc<RingClient>,
-    _engine: MockEngine,
-}
-
-fn server() -> &'static Server {
-    static FIXTURE: OnceLock<Fixture> = OnceLock::new();
-    let fixture = FIXTURE.get_or_init(|| {
-        let mock = support::answering(|_| Reply::tokens([support::IM_END]));
-        let (server, _client, _engine) = support::server(mock, ServerOptions::default());
-        Fixture {
-            server,
-            _client,
-            _engine,
-        }
-    });
-    &fixture.server
-}
 
 const ENDPOINTS: [Endpoint; 5] = [
     Endpoint::Chat,

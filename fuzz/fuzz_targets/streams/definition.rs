@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::input::{Input, PROMPT};
-use crate::support::{IM_END, IM_START};
+use crate::fixture::support::{IM_END, IM_START};
 
 /// The answer.
 #[derive(Debug)]

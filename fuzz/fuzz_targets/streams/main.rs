@@ -5,40 +5,14 @@
 #![no_main]
 
 mod definition;
+#[path = "../fixture.rs"]
+mod fixture;
 mod input;
 
-use std::sync::OnceLock;
-
+use fixture::server;
 use input::Input;
-use izar_server::{Server, ServerOptions};
-use izar_transport::client::RingClient;
-use izar_transport::mock_engine::{MockEngine, Reply};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
-
-#[allow(dead_code)]
-#[path = "../../../crates/server/tests/api/support.rs"]
-mod support;
-
-struct Fixture {
-    server: Server,
-    _client: std::sync::Arc<RingClient>,
-    _engine: MockEngine,
-}
-
-fn server() -> &'static Server {
-    static FIXTURE: OnceLock<Fixture> = OnceLock::new();
-    let fixture = FIXTURE.get_or_init(|| {
-        let mock = support::answering(|_| Reply::tokens([support::IM_END]));
-        let (server, _client, _engine) = support::server(mock, ServerOptions::default());
-        Fixture {
-            server,
-            _client,
-            _engine,
-        }
-    });
-    &fixture.server
-}
 
 fuzz_target!(|input: Input| {
     let body = input.body().to_string();
