@@ -125,6 +125,9 @@ pub struct ServeArgs {
     /// Seconds that a request may take from its arrival to its last token [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400), help_heading = "Server")]
     pub request_timeout: Option<u32>,
+    /// Do not serve the page at `/`
+    #[arg(long, help_heading = "Server")]
+    pub no_ui: bool,
     /// Origins whose pages may call the API from a browser, as JSON list or separated by commas; `*` is any [default: none]
     #[arg(long, value_name = "ORIGINS", value_parser = list, help_heading = "Server")]
     pub allowed_origins: Option<StringList>,

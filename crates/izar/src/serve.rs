@@ -140,6 +140,7 @@ fn options(args: &ServeArgs, api_keys: Vec<String>) -> Result<ServerOptions> {
         cors: cors.transpose()?,
         traces,
         trust_request_chat_template: args.trust_request_chat_template,
+        page: !args.no_ui,
         seed: args.engine.seed,
         shutdown_timeout: args.shutdown_timeout,
     })

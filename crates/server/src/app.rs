@@ -22,7 +22,7 @@ use crate::exchange;
 use crate::ids::IdSource;
 use crate::message::{ReasoningFormat, ToolFormat};
 use crate::metrics::Metrics;
-use crate::routes::{chat, completions, models, operations, responses, tokens};
+use crate::routes::{chat, completions, models, operations, page, responses, tokens};
 use crate::trace::Tracer;
 
 /// The model as the front end knows it: its names and its text side. Never its weights.
@@ -64,6 +64,7 @@ pub struct App {
     pub(crate) request_timeout: Option<Duration>,
     pub(crate) cors: Option<Cors>,
     pub(crate) trust_request_chat_template: bool,
+    pub(crate) serves_page: bool,
 }
 
 impl App {
@@ -105,6 +106,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(operations::openapi))
         .fallback(async || ApiError::NoSuchEndpoint)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed);
+    let router = if app.serves_page {
+        router
+            .route("/", get(page::index))
+            .route("/ui/{*path}", get(page::file))
+    } else {
+        router
+    };
     // Outside of the keys: a browser's preflight carries none.
     let router = match &app.cors {
         Some(cors) => router.layer(cors.layer()),

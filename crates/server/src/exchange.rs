@@ -27,8 +27,15 @@ use crate::trace::{RequestSpan, Tracer};
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 const MAX_PATH_BYTES: usize = 128;
-/// Paths that probes and scrapers ask for all the time: logged at level debug.
-const ROUTINE: [&str; 5] = ["/health", "/ready", "/metrics", "/version", "/openapi.json"];
+/// Paths that probes and scrapers ask for all the time, and the page's own: logged at level debug.
+const ROUTINE: [&str; 6] = [
+    "/",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/version",
+    "/openapi.json",
+];
 
 tokio::task_local! {
     static CURRENT: Arc<Exchange>;
@@ -64,7 +71,7 @@ impl Exchange {
             path: path[..end.unwrap_or(0)].to_owned(),
             began: Instant::now(),
             span: tracer
-                .filter(|_| !ROUTINE.contains(&path))
+                .filter(|_| !is_routine(path))
                 .and_then(|tracer| tracer.begin(request.headers())),
             prompt_tokens: AtomicU64::new(0),
             completion_tokens: AtomicU64::new(0),
@@ -138,7 +145,7 @@ impl Exchange {
                 )
             };
         }
-        if ROUTINE.contains(&self.path.as_str()) {
+        if is_routine(&self.path) {
             line!(debug);
         } else {
             line!(info);
@@ -221,6 +228,10 @@ impl Drop for Observed {
         drop(std::mem::take(&mut self.inner));
         self.exchange.end(self.status, self.num_bytes, whole);
     }
+}
+
+fn is_routine(path: &str) -> bool {
+    ROUTINE.contains(&path) || path.starts_with("/ui/")
 }
 
 /// The client's id, where it is short and holds nothing that could confuse a log, a header or JSON.

@@ -27,6 +27,7 @@ mod listener;
 mod message;
 mod metrics;
 mod output;
+mod page;
 mod process;
 mod routes;
 mod server;

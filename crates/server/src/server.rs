@@ -52,6 +52,8 @@ pub struct ServerOptions {
     pub traces: Option<TraceOptions>,
     /// Whether requests may bring chat templates of their own.
     pub trust_request_chat_template: bool,
+    /// Whether the page is served at `/`.
+    pub page: bool,
     /// Makes the seeds of unseeded requests follow their order of arrival; none, and they are random.
     pub seed: Option<u64>,
     /// How long answers may take to end once the server shuts down.
@@ -70,6 +72,7 @@ impl Default for ServerOptions {
             cors: None,
             traces: None,
             trust_request_chat_template: false,
+            page: true,
             seed: None,
             shutdown_timeout: Duration::from_secs(30),
         }
@@ -131,6 +134,7 @@ impl Server {
             request_timeout: options.request_timeout,
             cors: options.cors,
             trust_request_chat_template: options.trust_request_chat_template,
+            serves_page: options.page,
         };
         Ok(Self {
             app: Arc::new(app),

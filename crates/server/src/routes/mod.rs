@@ -4,6 +4,7 @@ pub mod chat;
 pub mod completions;
 pub mod models;
 pub mod operations;
+pub mod page;
 pub mod responses;
 pub mod tokens;
 

@@ -11,6 +11,7 @@ mod logprobs;
 mod metrics;
 mod openapi;
 mod operations;
+mod page;
 mod prompts;
 mod refusals;
 mod responses;
