@@ -72,15 +72,14 @@ impl Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     stages: u16,
-    /// All projections by the library's kernels, also where our own take them.
-    pub library: bool,
+    library: u16,
 }
 
 impl Variant {
     /// A whole step.
     pub const FULL: Self = Self {
         stages: u16::MAX,
-        library: false,
+        library: 0,
     };
 
     /// A step without one stage; what it computes is void.
@@ -93,24 +92,38 @@ impl Variant {
 
     /// These stages alone; what they compute is void.
     pub fn only(self, stages: &[Stage]) -> Self {
-        let stages = stages
-            .iter()
-            .fold(0, |bits, &stage| bits | 1 << stage as u16);
+        let stages = bits(stages);
         Self { stages, ..self }
     }
 
-    /// The same with the library's projections.
+    /// The same with all projections by the library's kernels, also where our own take them.
     pub fn with_library(self) -> Self {
         Self {
-            library: true,
+            library: u16::MAX,
             ..self
         }
+    }
+
+    /// The same with the projections of these stages by the library's kernels, also where our own take them.
+    pub fn with_library_for(self, stages: &[Stage]) -> Self {
+        let library = bits(stages);
+        Self { library, ..self }
+    }
+
+    /// Whether a stage's projections are the library's whatever their size.
+    pub fn by_library(self, stage: Stage) -> bool {
+        self.library & 1 << stage as u16 != 0
     }
 
     /// Whether a stage is part of it.
     pub fn has(self, stage: Stage) -> bool {
         self.stages & 1 << stage as u16 != 0
     }
+}
+
+fn bits(stages: &[Stage]) -> u16 {
+    let bits = stages.iter().map(|&stage| 1 << stage as u16);
+    bits.fold(0, |all, bit| all | bit)
 }
 
 #[cfg(test)]
@@ -127,6 +140,10 @@ mod tests {
                 Variant::FULL.only(&[Stage::Head]).has(stage),
                 stage == Stage::Head
             );
+            let mixed = Variant::FULL.with_library_for(&[Stage::Head]);
+            assert_eq!(mixed.by_library(stage), stage == Stage::Head);
+            assert!(Variant::FULL.with_library().by_library(stage));
+            assert!(!Variant::FULL.by_library(stage));
         }
     }
 }

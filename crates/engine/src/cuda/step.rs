@@ -108,16 +108,16 @@ impl<'a> Recorder<'a> {
         if !self.variant.has(stage) {
             return Ok(());
         }
-        if self.uses_library() {
+        if self.uses_library(stage, self.bucket.num_tokens) {
             self.model.project_many(self.stream, &projection)
         } else {
             self.model.project_few(self.stream, &projection)
         }
     }
 
-    /// Whether the bucket's tokens are projected by the library: our own kernel takes few.
-    fn uses_library(&self) -> bool {
-        self.variant.library || self.bucket.num_tokens > MAX_DECODE_TOKENS
+    /// Whether `num_tokens` rows are projected by the library: our own kernel takes few.
+    fn uses_library(&self, stage: Stage, num_tokens: u32) -> bool {
+        self.variant.by_library(stage) || num_tokens > MAX_DECODE_TOKENS
     }
 
     /// Attention of a layer, added to the residual stream.
@@ -286,7 +286,7 @@ impl<'a> Recorder<'a> {
         if !self.variant.has(Stage::GateUp) {
             return Ok(());
         }
-        if !self.uses_library() {
+        if !self.uses_library(Stage::GateUp, self.bucket.num_tokens) {
             return self.model.project_swiglu(self.stream, weight, x, inner);
         }
         let both = self.rows(&self.model.activations.gate_up);
@@ -321,7 +321,7 @@ impl<'a> Recorder<'a> {
             residual: None,
         };
         // By the number of rows that sample, not of tokens.
-        if self.variant.library || rows > MAX_DECODE_TOKENS {
+        if self.uses_library(Stage::Head, rows) {
             model.project_many(self.stream, &projection)
         } else {
             model.project_few(self.stream, &projection)

@@ -52,9 +52,10 @@ pub fn run(args: &BenchKernelsArgs) -> Result<()> {
         // Kernels overlap: what two of them share counts for neither.
         println!("{:<18} {:>9.1}", "shared or marks", full - sum);
         let combinations = combinations(&mut bench, load)?;
+        let mixtures = mixtures(&mut bench, load, full)?;
         tables.push(
             json!({"batch": batch, "context": args.context, "step_us": full, "stages": rows,
-                "combinations": combinations}),
+                "combinations": combinations, "library_for": mixtures}),
         );
     }
     write_json(
@@ -86,6 +87,30 @@ fn combinations(bench: &mut StepBench, load: Load) -> Result<Vec<Value>> {
         let library_us = bench.step_us(load, part.with_library())?;
         println!("{name:<18} {us:>9.1} {library_us:>9.1}");
         rows.push(json!({"stages": name, "us": us, "library_us": library_us}));
+    }
+    Ok(rows)
+}
+
+/// Times of whole steps with some projections by the library, beside `full_us` with none.
+fn mixtures(bench: &mut StepBench, load: Load, full_us: f64) -> Result<Vec<Value>> {
+    use Stage::{Down, GateUp, Head, Output, Qkv};
+    let mixtures: [&[Stage]; 8] = [
+        &[Qkv],
+        &[Output],
+        &[GateUp],
+        &[Down],
+        &[Head],
+        &[Output, Down],
+        &[Qkv, Output, Down],
+        &[Qkv, Output, GateUp, Down],
+    ];
+    println!("{:<36} {:>9} {:>9}", "step, by the library", "us", "ratio");
+    let mut rows = Vec::new();
+    for stages in mixtures {
+        let us = f64::from(bench.step_us(load, Variant::FULL.with_library_for(stages))?);
+        let names: Vec<_> = stages.iter().map(|stage| stage.name()).collect();
+        println!("{:<36} {us:>9.1} {:>9.3}", names.join(", "), us / full_us);
+        rows.push(json!({"stages": names, "us": us}));
     }
     Ok(rows)
 }
