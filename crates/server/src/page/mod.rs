@@ -16,10 +16,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 /// What the page may do in a browser: use its own scripts and styles, and talk to its own server. Model output that slips through as HTML finds
-/// nothing that would run it or carry anything away.
+/// nothing that would run it or carry anything away, and no code may turn text into HTML.
 const CONTENT_SECURITY_POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
-     frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+     frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
 );
 
 /// One embedded file.

@@ -31,10 +31,12 @@ async fn page_is_served_with_a_policy_that_allows_its_own_files_alone() {
                 "script-src 'self'",
                 "style-src 'self'",
                 "connect-src 'self'",
-                "img-src 'self' data:",
+                "img-src 'self'",
                 "frame-ancestors 'none'",
                 "base-uri 'none'",
                 "form-action 'none'",
+                "require-trusted-types-for 'script'",
+                "trusted-types 'none'",
             ]
         );
         for (name, value) in [
