@@ -14,9 +14,12 @@ pub(crate) mod hf;
 mod hf_rope;
 mod rope;
 
+use std::path::Path;
+
 pub use rope::{Pairing, RopeConfig, RopeFrequencies, RopeScaling};
 
 use crate::Dtype;
+use crate::error::LoadError;
 
 /// Upper bound on any single size in a config, so that products of two fit in 64 bits with room.
 pub const MAX_SIZE: usize = 1 << 24;
@@ -145,6 +148,14 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Reads the config of a model directory without looking at its weights.
+    ///
+    /// # Errors
+    /// `config.json` is missing, or not one of a model that can be run.
+    pub fn read(dir: &Path) -> Result<Self, LoadError> {
+        hf::read(dir).map(|(config, _)| config)
+    }
+
     /// The window of `layer`: query position `i` sees key positions `j` with `j <= i` and `i - j < window`.
     ///
     /// # Panics
