@@ -11,7 +11,9 @@ use thiserror::Error;
 use crate::cpu::{
     Arithmetic, CpuExecutor, CpuExecutorOptions, CpuModel, CpuOptions, Isa, LoadError,
 };
-use crate::driver::{DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, now_ns};
+use crate::driver::{
+    DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, Study, now_ns,
+};
 use crate::sizing::{SizeError, Wishes};
 
 /// The KV pool takes this share of the memory that is available after loading, unless its size is given.
@@ -46,6 +48,8 @@ pub struct CpuEngineOptions {
     pub seed: Option<u64>,
     /// What front ends call the model.
     pub model_name: String,
+    /// What an experiment changes and watches; the default is nothing.
+    pub study: Study,
 }
 
 impl Default for CpuEngineOptions {
@@ -63,6 +67,7 @@ impl Default for CpuEngineOptions {
             chunked_prefill: true,
             seed: None,
             model_name: "model".into(),
+            study: Study::default(),
         }
     }
 }
@@ -175,6 +180,7 @@ impl CpuEngine {
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
             mask_timeout: DEFAULT_MASK_TIMEOUT,
+            study: options.study.clone(),
         };
         let engine = Engine::start(engine_options, ring, Box::new(executor))?;
         Ok(Self {

@@ -10,7 +10,9 @@ use izar_transport::{InProcess, InProcessError};
 use thiserror::Error;
 
 use crate::cuda::{BLOCK_SIZE, CudaExecutor, CudaExecutorOptions, ExecutorError};
-use crate::driver::{DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, now_ns};
+use crate::driver::{
+    DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, Study, now_ns,
+};
 use crate::sizing::{SizeError, Wishes};
 
 /// What an operator may choose. `None` means: worked out from the model and the device.
@@ -36,6 +38,8 @@ pub struct CudaEngineOptions {
     pub seed: Option<u64>,
     /// What front ends call the model.
     pub model_name: String,
+    /// What an experiment changes and watches; the default is nothing.
+    pub study: Study,
 }
 
 impl Default for CudaEngineOptions {
@@ -51,6 +55,7 @@ impl Default for CudaEngineOptions {
             chunked_prefill: true,
             seed: None,
             model_name: "model".into(),
+            study: Study::default(),
         }
     }
 }
@@ -164,6 +169,7 @@ impl CudaEngine {
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
             mask_timeout: DEFAULT_MASK_TIMEOUT,
+            study: options.study.clone(),
         };
         let engine = Engine::start(engine_options, ring, Box::new(executor))?;
         tracing::debug!("started in {:.2} s", begun.elapsed().as_secs_f32());

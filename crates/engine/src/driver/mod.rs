@@ -15,6 +15,7 @@ mod executor;
 mod placement;
 mod scheduler;
 mod stats;
+mod study;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,6 +37,7 @@ pub use executor::{
 };
 pub use placement::{Placement, UnknownPlacement};
 pub use stats::StepTimes;
+pub use study::{Overlap, OverlapSwitch, StepGate, StepLog, StepRecord, Study};
 
 /// What an engine is started with, besides its executor.
 #[derive(Clone, Debug)]
@@ -52,6 +54,8 @@ pub struct EngineOptions {
     pub model_name: String,
     /// How long a masked sequence waits for one mask before it fails.
     pub mask_timeout: Duration,
+    /// What an experiment changes and watches; the default is nothing.
+    pub study: Study,
 }
 
 /// Default of [`EngineOptions::mask_timeout`]: as long as a front end that was stopped for a moment may need.
@@ -118,6 +122,7 @@ impl Engine {
                 .map_or_else(SeedSource::from_os, SeedSource::new),
             vocab_size: options.vocab_size,
             mask_timeout: options.mask_timeout,
+            study: options.study,
         });
         let placement = options.placement;
         let thread = std::thread::Builder::new()

@@ -5,6 +5,9 @@
 //!   assumption that nobody stops in step n; the outcome of step n is published while step n+1 runs.
 //!
 //! Both give the same tokens: a sequence's tokens depend on its own request alone.
+//!
+//! For experiments, each mechanism of `host-async` can be switched off ([`Overlap`]), and every round can be held until it is let
+//! through ([`super::StepGate`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,6 +16,7 @@ use std::time::Duration;
 use super::executor::{Executor, ExecutorFailed, StepWork};
 use super::scheduler::Scheduler;
 use super::stats::Stopwatch;
+use super::study::Overlap;
 
 /// Longest wait without a heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(50);
@@ -71,8 +75,10 @@ pub(super) fn run(
 fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
     let mut spares = Spares::new(1, scheduler);
     while scheduler.keeps_running() {
-        if launch_next(scheduler, executor, &mut spares)? {
-            retire_oldest(scheduler, executor, &mut spares)?;
+        if let Some(next) = plan_next(scheduler, &mut spares) {
+            launch(scheduler, executor, next)?;
+            let work = wait(scheduler, executor)?;
+            take_in_outcome(scheduler, &mut spares, work);
         } else {
             scheduler.idle(HEARTBEAT);
         }
@@ -82,51 +88,91 @@ fn run_sync(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<()
 
 fn run_async(scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Result<(), ExecutorFailed> {
     let mut spares = Spares::new(2, scheduler);
-    let mut num_in_flight = 0;
-    while scheduler.keeps_running() || num_in_flight > 0 {
-        let launched = scheduler.keeps_running() && launch_next(scheduler, executor, &mut spares)?;
-        num_in_flight += usize::from(launched);
-        if num_in_flight == 0 {
-            scheduler.idle(HEARTBEAT);
-        } else if num_in_flight == 2 || !launched {
-            // The successor is behind it, or there is none: take in its outcome.
-            retire_oldest(scheduler, executor, &mut spares)?;
-            num_in_flight -= 1;
+    // A step has been launched and its outcome is not taken in.
+    let mut runs = false;
+    while scheduler.keeps_running() || runs {
+        let overlap = scheduler.overlap();
+        let mut outcome = None;
+        if runs && !overlap.scheduling {
+            outcome = Some(wait(scheduler, executor)?);
         }
+        let next = match scheduler.keeps_running() {
+            true => plan_next(scheduler, &mut spares),
+            false => None,
+        };
+        let launches = next.is_some();
+        if let Some(next) = next {
+            outcome = before_launch(scheduler, executor, overlap, runs, outcome)?;
+            if !overlap.output
+                && let Some(work) = outcome.take()
+            {
+                take_in_outcome(scheduler, &mut spares, work);
+                runs = false;
+            }
+            launch(scheduler, executor, next)?;
+        }
+        if runs {
+            // The successor is behind it, or there is none: take in its outcome.
+            let work = match outcome {
+                Some(work) => work,
+                None => wait(scheduler, executor)?,
+            };
+            take_in_outcome(scheduler, &mut spares, work);
+        } else if !launches {
+            scheduler.idle(HEARTBEAT);
+        }
+        runs = launches;
     }
     Ok(())
 }
 
-/// Takes in what front ends want, and plans and launches a step; false if there is nothing to compute.
-fn launch_next(
+/// The outcome of the step that runs, if it must be over before the next is launched.
+fn before_launch(
     scheduler: &mut Scheduler,
     executor: &mut dyn Executor,
-    spares: &mut Spares,
-) -> Result<bool, ExecutorFailed> {
+    overlap: Overlap,
+    runs: bool,
+    outcome: Option<Box<StepWork>>,
+) -> Result<Option<Box<StepWork>>, ExecutorFailed> {
+    if runs && outcome.is_none() && !overlap.launches_ahead() {
+        return Ok(Some(wait(scheduler, executor)?));
+    }
+    Ok(outcome)
+}
+
+/// Takes in what front ends want and plans a step; nothing if there is nothing to compute.
+fn plan_next(scheduler: &mut Scheduler, spares: &mut Spares) -> Option<Box<StepWork>> {
+    if !scheduler.enter_round(HEARTBEAT) {
+        return None;
+    }
     let watch = Stopwatch::start();
     scheduler.take_in();
     let mut work = spares.take();
     if !scheduler.plan(&mut work) {
         spares.put(work);
-        return Ok(false);
+        return None;
     }
     scheduler.clock.planned(watch.elapsed_ns());
-    executor.launch(work)?;
-    Ok(true)
+    Some(work)
 }
 
-/// Waits for the oldest step, publishes its outcome, and keeps its box for another.
-fn retire_oldest(
+fn launch(
     scheduler: &mut Scheduler,
     executor: &mut dyn Executor,
-    spares: &mut Spares,
+    work: Box<StepWork>,
 ) -> Result<(), ExecutorFailed> {
-    let work = wait(scheduler, executor)?;
+    let watch = Stopwatch::start();
+    executor.launch(work)?;
+    scheduler.clock.launched(watch.elapsed_ns());
+    Ok(())
+}
+
+/// Publishes what a step gave, and keeps its box for another.
+fn take_in_outcome(scheduler: &mut Scheduler, spares: &mut Spares, work: Box<StepWork>) {
     let watch = Stopwatch::start();
     scheduler.publish(&work);
     scheduler.clock.published(watch.elapsed_ns());
     spares.put(work);
-    Ok(())
 }
 
 /// Boxes that are not in flight.

@@ -21,7 +21,8 @@ use izar_transport::EngineEnd;
 
 use super::clock::now_ns;
 use super::executor::{NoToken, RowBinding, RowSample, StepEntry, StepWork, StopLimits};
-use super::stats::{Control, StepClock};
+use super::stats::{Control, StepClock, Stopwatch};
+use super::study::{Overlap, OverlapSwitch, Recorder, StepGate, Study};
 use crate::sampling::stop::FinishReason;
 use crate::sampling::{SamplingParams, SeedSource};
 
@@ -60,6 +61,11 @@ pub(super) struct Scheduler {
     mask_timeout: Duration,
     counters: EngineStats,
     reaped_ns: u64,
+    overlap: Option<Arc<OverlapSwitch>>,
+    gate: Option<Arc<StepGate>>,
+    /// The round that is next, from 1 on; counted where there is a gate.
+    round: u64,
+    recorder: Option<Recorder>,
     pub(super) clock: StepClock,
 }
 
@@ -71,6 +77,7 @@ pub(super) struct Parts {
     pub(super) seeds: SeedSource,
     pub(super) vocab_size: u32,
     pub(super) mask_timeout: Duration,
+    pub(super) study: Study,
 }
 
 impl Scheduler {
@@ -87,6 +94,13 @@ impl Scheduler {
             departures: Vec::with_capacity(max_num_seqs),
             counters: EngineStats::default(),
             reaped_ns: 0,
+            overlap: parts.study.overlap,
+            gate: parts.study.gate,
+            round: 1,
+            recorder: parts.study.log.map(|log| {
+                let config = parts.policy.config();
+                Recorder::new(log, config.num_slots, config.block_size)
+            }),
             clock: StepClock::new(Arc::clone(&parts.control)),
             ring: parts.ring,
             policy: parts.policy,
@@ -105,6 +119,28 @@ impl Scheduler {
             config.max_num_batched_tokens as usize,
             config.max_blocks_per_seq() as usize,
         )
+    }
+
+    /// Mechanisms that an experiment left switched on.
+    pub(super) fn overlap(&self) -> Overlap {
+        let switch = self.overlap.as_ref();
+        switch.map_or(Overlap::ALL, |switch| switch.get())
+    }
+
+    /// Comes to the next round and waits until it may begin, with a heartbeat at least every `heartbeat`; false if the engine is told to
+    /// stop instead.
+    pub(super) fn enter_round(&mut self, heartbeat: Duration) -> bool {
+        let Some(gate) = self.gate.clone() else {
+            return true;
+        };
+        while !gate.pass(self.round, heartbeat) {
+            if self.control.is_stopping() {
+                return false;
+            }
+            self.heartbeat();
+        }
+        self.round += 1;
+        true
     }
 
     /// Whether the engine has not been told to stop.
@@ -150,6 +186,12 @@ impl Scheduler {
         self.ring.publish_steps(self.clock.steps());
         self.heartbeat();
         self.clock.idle();
+        if let Some(gate) = &self.gate
+            && !gate.has_released(self.round)
+        {
+            // It is the gate that the scheduler waits at.
+            return;
+        }
         let (ring, control) = (&self.ring, &self.control);
         self.ring
             .doorbell()
@@ -239,6 +281,9 @@ impl Scheduler {
         departure: Option<Departure>,
         now: u64,
     ) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.left(slot);
+        }
         let sequence = &mut self.sequences[slot as usize];
         sequence.is_live = false;
         let stop_token = match sequence.finish {
@@ -261,11 +306,15 @@ impl Scheduler {
         }
         for &slot in self.plan.preempted() {
             self.ring.set_state(SlotIdx(slot), State::DecodePaused);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.preempted(slot);
+            }
         }
         work.clear();
         if self.plan.is_empty() {
             return false;
         }
+        let watch = Stopwatch::start();
         work.step = self.plan.header().step;
         work.blocks_per_row = self
             .plan
@@ -281,6 +330,7 @@ impl Scheduler {
             }
             self.push_entry(&entry, work);
         }
+        self.clock.filled(watch.elapsed_ns());
         true
     }
 
@@ -327,6 +377,9 @@ impl Scheduler {
     }
 
     fn bind(&mut self, entry: &PlanEntry, binding: &mut RowBinding) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.bound(entry.slot);
+        }
         let slot = SlotIdx(entry.slot);
         let request = self.ring.request(slot);
         let num_generated = self.ring.num_generated(slot);
@@ -361,6 +414,13 @@ impl Scheduler {
 
     /// Takes in what a step sampled: publishes tokens, ends sequences, tells the policy.
     pub(super) fn publish(&mut self, work: &StepWork) {
+        if let Some(recorder) = &mut self.recorder {
+            let (sequences, owned) = (&self.sequences, self.policy.gauges().kv_blocks_used);
+            recorder.completed(work, owned, |slot| {
+                let sequence = &sequences[slot as usize];
+                sequence.is_live && work.step > sequence.claimed_after_step
+            });
+        }
         self.store_prompt_logprobs(work);
         self.results.clear();
         for sample in &work.output.samples {

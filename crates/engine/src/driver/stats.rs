@@ -17,7 +17,7 @@ const TIME_BOUNDS: &[u64] = &StepStats::TIME_BOUNDS_NS;
 #[derive(Debug, Default)]
 pub(super) struct Control {
     stopping: AtomicBool,
-    times: [AtomicU64; 6],
+    times: [AtomicU64; 8],
 }
 
 /// Sums since the engine started. Times in nanoseconds.
@@ -25,8 +25,12 @@ pub(super) struct Control {
 pub struct StepTimes {
     /// Steps completed.
     pub num_steps: u64,
-    /// T1 + T2: taking in requests, planning, preparing the step's inputs.
+    /// T1 + T2: taking in requests, planning, preparing the step's inputs; without passing them on.
     pub planning_ns: u64,
+    /// Of that, the part of T2: preparing the step's inputs from its plan.
+    pub filling_ns: u64,
+    /// The rest of T2: passing the step on to the executor, which copies the inputs and launches.
+    pub launching_ns: u64,
     /// T3: the forward pass.
     pub forward_ns: u64,
     /// T4: sampling.
@@ -63,10 +67,14 @@ impl Control {
             sampling_ns,
             publishing_ns,
             gap_ns,
+            filling_ns,
+            launching_ns,
         ] = std::array::from_fn(|which| self.times[which].load(Ordering::Relaxed));
         StepTimes {
             num_steps,
             planning_ns,
+            filling_ns,
+            launching_ns,
             forward_ns,
             sampling_ns,
             publishing_ns,
@@ -105,6 +113,15 @@ impl StepClock {
     pub(super) fn planned(&mut self, ns: u64) {
         self.control.add(1, ns);
         self.steps.planning_ns.observe(TIME_BOUNDS, ns);
+    }
+
+    /// Of planning, the time that filling the step's inputs took.
+    pub(super) fn filled(&mut self, ns: u64) {
+        self.control.add(6, ns);
+    }
+
+    pub(super) fn launched(&mut self, ns: u64) {
+        self.control.add(7, ns);
     }
 
     pub(super) fn published(&mut self, ns: u64) {

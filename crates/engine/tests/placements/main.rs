@@ -2,12 +2,13 @@
 
 mod masks;
 mod simulated;
+mod study;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use izar_engine::driver::{Engine, EngineOptions, Placement};
+use izar_engine::driver::{Engine, EngineOptions, Placement, Study};
 use izar_policy::Config;
 use izar_ring::{EngineError, RingGeometry, RingOptions};
 use izar_transport::client::{
@@ -29,6 +30,7 @@ struct Setup {
     step_time: Duration,
     max_depth: Arc<AtomicUsize>,
     mask_timeout: Duration,
+    study: Study,
 }
 
 impl Setup {
@@ -43,6 +45,7 @@ impl Setup {
             step_time: Duration::ZERO,
             max_depth: Arc::default(),
             mask_timeout: TIMEOUT,
+            study: Study::default(),
         }
     }
 
@@ -77,6 +80,7 @@ impl Setup {
             vocab_size: VOCAB,
             model_name: "simulated".into(),
             mask_timeout: self.mask_timeout,
+            study: self.study.clone(),
         };
         let engine = Engine::start(options, ring, Box::new(executor)).unwrap();
         let client =
