@@ -142,6 +142,7 @@ fn start_cpu(
         chunked_prefill: args.chunked_prefill(),
         seed: args.seed,
         model_name: model_name.to_owned(),
+        ..defaults
     };
     let running = CpuEngine::start(checkpoint, &options, progress)?;
     let (weights, kv) = (
@@ -205,6 +206,7 @@ pub fn cuda_options(
         chunked_prefill: args.chunked_prefill(),
         seed: args.seed,
         model_name: model_name.to_owned(),
+        ..defaults
     })
 }
 

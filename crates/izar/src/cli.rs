@@ -1,5 +1,7 @@
 //! Flags. They have the names and meanings of vLLM's where vLLM has them.
 
+mod bench;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use izar_server::CollectorUrl;
+
+pub use bench::*;
 
 /// Izar runs large language models and serves them over OpenAI's API.
 ///
@@ -201,89 +205,6 @@ pub struct GenerateArgs {
     /// Sample among this many likeliest tokens; 0 is all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: u32,
-}
-
-/// `izar bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub command: BenchCommand,
-}
-
-/// What to measure.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Whole steps, decode and prefill, against the memory's and the library's speed
-    Step(BenchStepArgs),
-    /// Where the time of a decode step goes, each kind of kernel against its floor
-    Kernels(BenchKernelsArgs),
-    /// What planning costs between steps and overlapped with them
-    Placements(BenchPlacementsArgs),
-}
-
-/// Which model to measure with.
-#[derive(Debug, Args)]
-pub struct BenchModelArgs {
-    /// A model directory or a .gguf file
-    pub model: PathBuf,
-    /// `dummy` makes weights up from config.json alone
-    #[arg(long, value_enum, default_value_t = Format::Auto)]
-    pub load_format: Format,
-    /// Write the figures to this file as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-}
-
-/// `izar bench step`.
-#[derive(Debug, Args)]
-pub struct BenchStepArgs {
-    /// Which model.
-    #[command(flatten)]
-    pub model: BenchModelArgs,
-    /// Sequences that decode together, one table line for each
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 8, 16, 32, 64])]
-    pub batch: Vec<u32>,
-    /// Tokens of each of them
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
-    pub context: u32,
-    /// Length of the prompt to compute; 0 for none
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
-    pub prefill: u32,
-    /// Tokens of a chunk of it
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
-    pub chunk: u32,
-}
-
-/// `izar bench placements`.
-#[derive(Debug, Args)]
-pub struct BenchPlacementsArgs {
-    /// Which model.
-    #[command(flatten)]
-    pub model: BenchModelArgs,
-    /// Requests at once
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub batch: u32,
-    /// Tokens of a prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub input: u32,
-    /// Tokens of an answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=65536))]
-    pub output: u32,
-}
-
-/// `izar bench kernels`.
-#[derive(Debug, Args)]
-pub struct BenchKernelsArgs {
-    /// Which model.
-    #[command(flatten)]
-    pub model: BenchModelArgs,
-    /// Sequences that decode together, a table for each
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 16, 64])]
-    pub batch: Vec<u32>,
-    /// Tokens of each of them
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-    pub context: u32,
 }
 
 /// Which model, and how to run it.

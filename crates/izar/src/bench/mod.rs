@@ -1,7 +1,9 @@
 //! `izar bench`: how fast the engine's parts are here, beside what the hardware allows.
 
+mod engine;
 mod kernels;
 mod placements;
+mod replay;
 mod step;
 
 use std::path::Path;
@@ -20,6 +22,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Step(args) => step::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Placements(args) => placements::run(args),
+        BenchCommand::Replay(args) => replay::run(args),
     }
 }
 

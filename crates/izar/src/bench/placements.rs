@@ -1,141 +1,263 @@
-//! `izar bench placements`: what planning costs on the token path, where it is done between steps and where it overlaps them.
+//! `izar bench placements`: Albireo's figures for both placements on this machine.
+//!
+//! - Its table 1: what T1, T2, T4 and T5 of a step take, and how much of it keeps the device waiting.
+//! - What each mechanism of `host-async` is worth: the time of a step with it switched off.
+//! - Tokens a second with every sampling feature on and with none.
+//! - KV blocks allocated and used, step by step, and how busy the device is in windows of 20 ms.
+//!
+//! Figures are of the steps in which all requests decode. Variants are measured in turns, because clocks drift.
 
-use std::time::{Duration, Instant};
+mod figures;
+mod load;
 
-use anyhow::{Context, Result};
-use izar_engine::driver::{Placement, StepTimes};
-use izar_engine::{CudaEngine, CudaEngineOptions};
+use std::sync::Arc;
+
+use anyhow::Result;
+use izar_engine::driver::{Overlap, OverlapSwitch, Placement, StepLog, Study};
 use izar_model::Checkpoint;
-use izar_transport::client::{
-    ClientOptions, Progress, RequestHandle, RingClient, SamplingParams, Submission,
-};
 use serde_json::{Value, json};
 
+use self::figures::Figures;
+use self::load::{Features, Load};
+use super::engine::{Running, Sizes, on_cuda};
 use super::{open, write_json};
 use crate::cli::BenchPlacementsArgs;
-use crate::progress::Loading;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
+/// What is measured: a name, the mechanisms that are on, the sampling.
+type Variant = (&'static str, Overlap, Features);
 
-/// Prints a line for each placement: parts of a step as in Albireo's table 1, means over all steps.
+const WITHOUT_SCHEDULING: Overlap = Overlap {
+    scheduling: false,
+    ..Overlap::ALL
+};
+const WITHOUT_BACKFILL: Overlap = Overlap {
+    backfill: false,
+    ..Overlap::ALL
+};
+const WITHOUT_OUTPUT: Overlap = Overlap {
+    output: false,
+    ..Overlap::ALL
+};
+
+/// The first of host-async is what the others are compared with.
+const ASYNC: [Variant; 6] = [
+    ("host-async", Overlap::ALL, Features::All),
+    ("  no async scheduling", WITHOUT_SCHEDULING, Features::All),
+    ("  no backfill", WITHOUT_BACKFILL, Features::All),
+    ("  no output overlap", WITHOUT_OUTPUT, Features::All),
+    ("  none of them", Overlap::NONE, Features::All),
+    ("host-async, greedy", Overlap::ALL, Features::None),
+];
+const SYNC: [Variant; 2] = [
+    ("host-sync", Overlap::ALL, Features::All),
+    ("host-sync, greedy", Overlap::ALL, Features::None),
+];
+
+/// Prints all tables.
 pub fn run(args: &BenchPlacementsArgs) -> Result<()> {
     let checkpoint = open(&args.model)?;
+    let on_cuda = on_cuda(args.device)?;
     println!(
-        "{} requests at once, {} + {} tokens, sampled with top-p and penalties",
-        args.batch, args.input, args.output
+        "{} requests at once, {} + {} tokens, all sampling features unless greedy; medians of {}",
+        args.batch, args.input, args.output, args.rounds
     );
-    println!(
-        "{:<12} {:>6} {:>10} {:>10} {:>8} {:>8} {:>10} {:>9}",
-        "", "steps", "T1+T2 us", "T3 us", "T4 us", "T5 us", "exposed us", "tokens/s"
-    );
-    let mut figures = Vec::new();
-    for placement in [Placement::HostSync, Placement::HostAsync] {
-        figures.push(measure(&checkpoint, args, placement)?);
-    }
-    write_json(args.model.json.as_deref(), &Value::Array(figures))
+    let mut measured = measure(&checkpoint, on_cuda, Placement::HostSync, &SYNC, args)?;
+    measured.extend(measure(
+        &checkpoint,
+        on_cuda,
+        Placement::HostAsync,
+        &ASYNC,
+        args,
+    )?);
+    show_parts(&measured);
+    show_mechanisms(&measured);
+    show_features(&measured);
+    show_steps(&measured);
+    let figures: Vec<Value> = measured
+        .iter()
+        .map(|(name, figures)| figures.to_json(name.trim()))
+        .collect();
+    let head = json!({"batch": args.batch, "input": args.input, "output": args.output, "rounds": args.rounds,
+        "variants": figures});
+    write_json(args.model.json.as_deref(), &head)
 }
+
+type Measured = Vec<(&'static str, Figures)>;
 
 fn measure(
     checkpoint: &Checkpoint,
-    args: &BenchPlacementsArgs,
+    on_cuda: bool,
     placement: Placement,
-) -> Result<Value> {
-    let options = CudaEngineOptions {
-        placement,
-        max_model_len: Some(args.input + args.output),
-        prefix_caching: false,
-        seed: Some(1),
-        ..CudaEngineOptions::default()
+    variants: &[Variant],
+    args: &BenchPlacementsArgs,
+) -> Result<Measured> {
+    let (switch, log) = (
+        Arc::new(OverlapSwitch::default()),
+        Arc::new(StepLog::with_capacity(4 * args.output as usize)),
+    );
+    let study = Study {
+        overlap: Some(Arc::clone(&switch)),
+        gate: None,
+        log: Some(Arc::clone(&log)),
     };
-    let bar = Loading::start("loading");
-    let running = CudaEngine::start(checkpoint, &options, &mut |done, total| {
-        bar.set(done, total)
-    })?;
-    drop(bar);
-    let client = RingClient::connect(running.transport, ClientOptions::default())
-        .context("cannot connect to the engine's ring")?;
-    client.wait_ready(TIMEOUT)?;
-    let begun = Instant::now();
-    let vocab = checkpoint.config().vocab_size as u32;
-    let mut handles = (0..args.batch)
-        .map(|request| submit(&client, args, request, vocab))
-        .collect::<Result<Vec<_>>>()?;
-    let mut prefilled = StepTimes::default();
-    for (idx, handle) in handles.iter_mut().enumerate() {
-        first_token(handle)?;
-        if idx + 1 == args.batch as usize {
-            // From here on all of them decode.
-            prefilled = running.engine.times();
+    let sizes = Sizes {
+        max_model_len: args.input + args.output,
+        max_num_seqs: Some(args.batch),
+        ..Sizes::default()
+    };
+    let running = Running::start(checkpoint, on_cuda, placement, sizes, study)?;
+    let load = Load {
+        batch: args.batch,
+        input: args.input,
+        output: args.output,
+        vocab: checkpoint.config().vocab_size as u32,
+    };
+    // Not counted: the device warms up.
+    load.run(&running, &log, Features::All)?;
+    let mut rounds: Vec<Vec<Figures>> = vec![Vec::new(); variants.len()];
+    for _ in 0..args.rounds {
+        for (&(_, overlap, features), figures) in variants.iter().zip(&mut rounds) {
+            switch.set(overlap);
+            figures.push(load.run(&running, &log, features)?);
         }
     }
-    for handle in &mut handles {
-        finish(handle)?;
-    }
-    let seconds = begun.elapsed().as_secs_f64();
-    let times = running.engine.times();
-    drop((handles, client));
-    running.engine.stop()?;
-    let steps = times.num_steps - prefilled.num_steps;
-    let mean_us = |part: fn(&StepTimes) -> u64| {
-        (part(&times) - part(&prefilled)) as f64 / 1e3 / steps.max(1) as f64
+    running.stop()?;
+    let names = variants.iter().map(|&(name, ..)| name);
+    Ok(names
+        .zip(rounds.iter().map(|r| Figures::median(r)))
+        .collect())
+}
+
+fn find<'a>(measured: &'a Measured, name: &str) -> &'a Figures {
+    let found = measured.iter().find(|(known, _)| *known == name);
+    let Some((_, figures)) = found else {
+        unreachable!("{name} is measured always")
     };
-    let [planning, forward, sampling, publishing, exposed] = [
-        mean_us(|t| t.planning_ns),
-        mean_us(|t| t.forward_ns),
-        mean_us(|t| t.sampling_ns),
-        mean_us(|t| t.publishing_ns),
-        mean_us(|t| t.gap_ns),
-    ];
-    let rate = f64::from(args.batch * args.output) / seconds;
-    let name = placement.to_string();
+    figures
+}
+
+fn show_parts(measured: &Measured) {
     println!(
-        "{name:<12} {steps:>6} {planning:>10.1} {forward:>10.1} {sampling:>8.1} {publishing:>8.1} {exposed:>10.1} {rate:>9.0}"
+        "\n{:<12} {:>6} {:>7} {:>7} {:>9} {:>8} {:>7} {:>11} {:>9}",
+        "us a step", "steps", "T1", "T2", "T3", "T4", "T5", "exposed", "tokens/s"
     );
-    Ok(
-        json!({"placement": name, "batch": args.batch, "steps": steps, "t1_t2_us": planning, "t3_us": forward,
-        "t4_us": sampling, "t5_us": publishing, "exposed_us": exposed, "tokens_per_s": rate}),
-    )
+    for name in ["host-sync", "host-async"] {
+        let f = find(measured, name);
+        println!(
+            "{name:<12} {:>6} {:>7.1} {:>7.1} {:>9.1} {:>8.1} {:>7.1} {:>11.1} {:>9.0}",
+            f.num_steps, f.t1_us, f.t2_us, f.t3_us, f.t4_us, f.t5_us, f.exposed_us, f.tokens_per_s
+        );
+    }
 }
 
-fn submit(
-    client: &RingClient,
-    args: &BenchPlacementsArgs,
-    request: u32,
-    vocab: u32,
-) -> Result<RequestHandle> {
-    let prompt: Vec<u32> = (0..args.input)
-        .map(|i| (request * 7919 + i * 104_729) % vocab)
-        .collect();
-    let sampling = SamplingParams {
-        temperature: 0.8,
-        top_p: 0.95,
-        repetition_penalty: 1.1,
-        frequency_penalty: 0.1,
-        presence_penalty: 0.1,
-        seed: Some(request.into()),
-        ..SamplingParams::default()
-    };
-    Ok(client.submit(&Submission {
-        sampling,
-        ignore_eos: true,
-        ..Submission::new(&prompt, args.output)
-    })?)
+fn show_mechanisms(measured: &Measured) {
+    let (all, none) = (
+        find(measured, ASYNC[0].0).period_us,
+        find(measured, ASYNC[4].0).period_us,
+    );
+    println!(
+        "\n{:<22} {:>10} {:>12} {:>12}",
+        "switched off", "step us", "costs us", "share of all"
+    );
+    for (name, figures) in &measured[2..7] {
+        let costs = figures.period_us - all;
+        println!(
+            "{name:<22} {:>10.1} {costs:>12.1} {:>11.0}%",
+            figures.period_us,
+            100.0 * costs / (none - all)
+        );
+    }
 }
 
-fn first_token(handle: &mut RequestHandle) -> Result<()> {
-    let mut tokens = Vec::new();
-    handle
-        .wait(&mut tokens, TIMEOUT)
-        .context("no token within two minutes")?;
-    Ok(())
+fn show_features(measured: &Measured) {
+    println!(
+        "\n{:<12} {:>14} {:>17} {:>7}",
+        "tokens/s", "no features", "all features", "share"
+    );
+    for (name, greedy) in [
+        ("host-sync", "host-sync, greedy"),
+        ("host-async", "host-async, greedy"),
+    ] {
+        let (all, none) = (find(measured, name), find(measured, greedy));
+        println!(
+            "{name:<12} {:>14.0} {:>17.0} {:>7.3}",
+            none.tokens_per_s,
+            all.tokens_per_s,
+            all.tokens_per_s / none.tokens_per_s
+        );
+    }
 }
 
-fn finish(handle: &mut RequestHandle) -> Result<()> {
-    let mut tokens = Vec::new();
-    while handle
-        .wait(&mut tokens, TIMEOUT)
-        .context("no token within two minutes")?
-        == Progress::More
-    {}
-    Ok(())
+fn show_steps(measured: &Measured) {
+    println!(
+        "\n{:<12} {:>15} {:>11} {:>12} {:>12} {:>14} {:>8}",
+        "", "KV allocated", "KV used", "most unused", "busy, mean", "busy, least", "windows"
+    );
+    for name in ["host-sync", "host-async"] {
+        let f = find(measured, name);
+        println!(
+            "{name:<12} {:>15.1} {:>11.1} {:>12} {:>11.2}% {:>13.2}% {:>8}",
+            f.blocks_allocated,
+            f.blocks_used,
+            f.most_unused,
+            100.0 * f.busy_mean,
+            100.0 * f.busy_least,
+            f.num_windows
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::cli::{BenchModelArgs, DeviceChoice, Format};
+
+    #[test]
+    fn every_figure_is_measured_on_the_cpu_engine() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3");
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("figures.json");
+        let args = BenchPlacementsArgs {
+            model: BenchModelArgs {
+                model: fixture,
+                load_format: Format::Auto,
+                json: Some(file.clone()),
+            },
+            device: DeviceChoice::Cpu,
+            batch: 4,
+            input: 20,
+            output: 30,
+            rounds: 1,
+        };
+        run(&args).expect("a benchmark");
+        let text = std::fs::read_to_string(file).expect("figures");
+        let figures: Value = serde_json::from_str(&text).expect("JSON");
+        let variants = figures["variants"].as_array().expect("variants");
+        assert_eq!(variants.len(), 8);
+        for variant in variants {
+            let number = |key: &str| variant[key].as_f64().expect("a number");
+            assert!(number("steps") > 20.0, "{variant}");
+            for key in [
+                "t1_us",
+                "t2_us",
+                "t3_us",
+                "t4_us",
+                "t5_us",
+                "period_us",
+                "tokens_per_s",
+            ] {
+                assert!(number(key) > 0.0, "{key} in {variant}");
+            }
+            let (allocated, used) = (number("kv_blocks_allocated"), number("kv_blocks_used"));
+            assert!(used > 0.0 && allocated >= used, "{variant}");
+            // A sequence is planned one step ahead at most, so it owns one block too many at most.
+            assert!(number("most_unused_blocks") <= 4.0, "{variant}");
+            let busy = number("busy_mean");
+            assert!(busy > 0.0 && busy <= 1.0, "{variant}");
+        }
+        // What host-sync owns, it uses.
+        assert_eq!(variants[0]["most_unused_blocks"], 0);
+    }
 }
