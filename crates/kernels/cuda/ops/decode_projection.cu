@@ -98,7 +98,7 @@ cudaError_t launch(const Args& a, cudaStream_t stream) {
 template <bool kSwiglu>
 cudaError_t launch_for_tokens(const Args& a, cudaStream_t stream) {
   if (a.num_tokens <= 8) return launch<Config<8, 11, 11, kSwiglu>>(a, stream);
-  if (a.num_tokens <= 16) return launch<Config<16, 11, 11, kSwiglu>>(a, stream);
+  if (a.num_tokens <= 16) return launch<Config<16, 11, 10, kSwiglu>>(a, stream);
   if (a.num_tokens <= 24) return launch<Config<24, 10, 8, kSwiglu>>(a, stream);
   if (a.num_tokens <= 32) return launch<Config<32, 10, 6, kSwiglu>>(a, stream);
   if (a.num_tokens <= 48) return launch<Config<48, 9, 6, kSwiglu>>(a, stream);

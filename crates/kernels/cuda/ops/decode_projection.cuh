@@ -34,10 +34,6 @@ constexpr uint32_t kSwizzleBytes = 1024;  // alignment of every ring entry
 constexpr uint32_t kMaxPolls = 1u << 22;
 constexpr uint32_t kErrorPartAbsent = 1;
 
-// Units beyond the ring that are asked into L2 before the previous kernel has finished. Measured:
-// 3 hide 0.6 us of the gap between kernels, more cost more than they hide.
-constexpr uint32_t kL2PrefetchUnits = 3;
-
 struct Params {
   __nv_bfloat16* y;               // null: outputs are f32
   float* y_f32;                   // null: outputs are bf16
@@ -115,8 +111,8 @@ struct Shared {
   Ring<C::kXStages> x;
 };
 
-// Warp 4, one thread. Weights depend on no kernel: the ring, and L2 beyond it, are filled before the
-// previous kernel has finished.
+// Warp 4, one thread. Weights depend on no kernel: the ring is filled before the previous kernel has finished. No more than the
+// ring: what is asked into L2 beyond it is taken from the kernels that still run.
 template <class C>
 struct WeightProducer {
   const Params& p;
@@ -136,22 +132,10 @@ struct WeightProducer {
     }
   }
 
-  __device__ __forceinline__ void prefetch(uint32_t unit) const {
-    const int tile = unit / p.units_per_tile;
-    const int column = unit % p.units_per_tile * kUnitDepth;
-    if constexpr (C::kSwiglu) {
-      ptx::tma_prefetch_l2_4d(map, column, 0, 0, tile * (kTileRows / 16));
-    } else {
-      ptx::tma_prefetch_l2_2d(map, column, tile * kTileRows);
-    }
-  }
-
   __device__ __forceinline__ void run() const {
     const Range range = Range::of_this_block(p);
     const uint32_t filled = min(range.end, range.begin + C::kWeightStages);
     for (uint32_t unit = range.begin; unit < filled; ++unit) load(unit, unit - range.begin);
-    const uint32_t prefetched = min(range.end, filled + kL2PrefetchUnits);
-    for (uint32_t unit = filled; unit < prefetched; ++unit) prefetch(unit);
     Cursor<C::kWeightStages> cursor;
     for (uint32_t unit = filled; unit < range.end; ++unit) {
       ptx::mbarrier_wait(&ring.empty[cursor.stage], cursor.parity);
@@ -422,8 +406,10 @@ struct Consumer {
   }
 };
 
+// Two blocks fit an SM by their shared memory. Registers are bounded as for three, so that the small kernels and the attention
+// between two projections fit beside them: a block that finds no place leaves one to a block that should have run elsewhere.
 template <class C>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     kernel(const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map, const Params p) {
   extern __shared__ uint8_t dynamic[];
   __shared__ Shared<C> rings;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "../common/launch.h"
 #include "../ptx/grid.cuh"
 
 // Mirrored by ffi::RmsNormArgs.
@@ -31,7 +32,6 @@ namespace {
 namespace ptx = izar::ptx;
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kVectors = 4;  // of 8 elements, a thread
 
 union Vector {
   uint4 words;
@@ -48,6 +48,9 @@ __device__ float sum_of_block(float value) {
   return sum;
 }
 
+// kVectors of 8 elements a thread: no more than the row needs, because a block that waits holds its registers beside the
+// blocks of the kernels before and after it.
+template <uint32_t kVectors>
 __global__ void __launch_bounds__(kThreads) kernel(const IzarRmsNormArgs a) {
   const uint32_t num_vectors = a.hidden / 8;
   const uint4* x = reinterpret_cast<const uint4*>(a.x + size_t{blockIdx.x} * a.x_stride);
@@ -112,14 +115,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const IzarRmsNormArgs a) {
 }  // namespace
 
 extern "C" int32_t izar_rms_norm(const IzarRmsNormArgs* args, cudaStream_t stream) {
-  cudaLaunchAttribute serialisation;
-  serialisation.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  serialisation.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = args->num_tokens;
-  config.blockDim = kThreads;
-  config.stream = stream;
-  config.attrs = &serialisation;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, *args);
+  const uint32_t vectors = (args->hidden / 8 + kThreads - 1) / kThreads;
+  auto* const of_size = vectors <= 1 ? kernel<1> : vectors == 2 ? kernel<2> : vectors == 3 ? kernel<3> : kernel<4>;
+  return izar::launch_overlapped(of_size, args->num_tokens, kThreads, 0, stream, *args);
 }

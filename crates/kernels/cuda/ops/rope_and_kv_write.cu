@@ -144,6 +144,8 @@ __device__ __forceinline__ uint4 load(const __nv_bfloat16* at) { return *reinter
 
 __device__ __forceinline__ void store(__nv_bfloat16* at, uint4 v) { *reinterpret_cast<uint4*>(at) = v; }
 
+// Two kernels, because a block that waits holds its registers beside the blocks of the kernels before and after it.
+template <bool kNorms>
 __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
   ptx::launch_dependents();
   const uint32_t heads_per_token = a.num_heads + 2 * a.num_kv_heads;
@@ -159,8 +161,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
   const __nv_bfloat16* norm = is_value ? nullptr : is_query ? a.q_norm : a.k_norm;
   uint4 low = {};
   uint4 high = {};
-  Elements weight = {};
-  if (active && norm != nullptr) weight = unpack(load(norm + place.first), load(norm + place.second));
+  uint4 low_weight = {};
+  uint4 high_weight = {};
+  if (kNorms && active && norm != nullptr) {
+    low_weight = load(norm + place.first);
+    high_weight = load(norm + place.second);
+  }
 
   ptx::wait_for_previous_kernel();
   uint32_t position = 0;
@@ -174,9 +180,9 @@ __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
   }
   Elements e = unpack(low, high);
   // A warp holds heads of every kind, and all its lanes take part in the sums.
-  if (a.q_norm != nullptr || a.k_norm != nullptr) {
+  if constexpr (kNorms) {
     Elements normed = e;
-    normalise(normed, weight, a.head_dim, a.epsilon);
+    normalise(normed, unpack(low_weight, high_weight), a.head_dim, a.epsilon);
     if (norm != nullptr) e = normed;
   }
   if (!is_value) {
@@ -214,5 +220,6 @@ __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
 extern "C" int32_t izar_rope_and_kv_write(const Args* args, cudaStream_t stream) {
   const uint64_t items = uint64_t{args->num_tokens} * (args->num_heads + 2 * args->num_kv_heads);
   const uint32_t blocks = static_cast<uint32_t>((items * kLanes + kThreads - 1) / kThreads);
-  return izar::launch_overlapped(kernel, blocks, kThreads, 0, stream, *args);
+  auto* const with_or_without = args->q_norm != nullptr || args->k_norm != nullptr ? kernel<true> : kernel<false>;
+  return izar::launch_overlapped(with_or_without, blocks, kThreads, 0, stream, *args);
 }
