@@ -14,7 +14,12 @@ export function keyDialog(dialog, changed) {
     changed();
   };
   const save = () => use(input.value.trim());
-  input.addEventListener("keydown", (event) => event.key === "Enter" && save());
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    // The rest of the key press would go to the button that has the focus next.
+    event.preventDefault();
+    save();
+  });
   dialog.append(h("div.stack", {},
     h("div", {}, h("h2", { id: "key-title", textContent: "API key" }),
       h("p.hint", { textContent: "Sent to this server with every request, and to nobody else." })),

@@ -89,7 +89,7 @@ export class AnswerView extends MessageView {
 
   constructor(message, actions) {
     super(message, "Answer", actions);
-    this.prose = h("div.prose");
+    this.prose = h("div.prose.answer-text");
     this.#markdown = new MarkdownView(this.prose);
     const thought = h("div.prose.thought");
     this.#reasoning = new MarkdownView(thought);

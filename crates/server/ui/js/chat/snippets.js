@@ -5,6 +5,12 @@ const KEY = "$IZAR_API_KEY";
 /** Quoted for a POSIX shell. */
 const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
+/** JSON with characters that one does not see as escapes: a program must be what it looks like. Python reads these escapes, too. */
+function json(value, indent) {
+  const hidden = /[\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+  return JSON.stringify(value, null, indent).replace(hidden, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** Without the page's own wishes about the stream's form. */
 function plain(body) {
   const { stream_options: _, ...rest } = body;
@@ -17,7 +23,7 @@ export function asCurl(base, body, hasKey) {
     `curl -N ${shell(`${base}chat/completions`)}`,
     "-H 'Content-Type: application/json'",
     ...(hasKey ? [`-H "Authorization: Bearer ${KEY}"`] : []),
-    `-d ${shell(JSON.stringify(plain(body), null, 2))}`,
+    `-d ${shell(json(plain(body), 2))}`,
   ].join(" \\\n  ");
 }
 
@@ -28,13 +34,12 @@ function python(value, indent) {
   if (value === true) return "True";
   if (value === false) return "False";
   if (typeof value === "number") return String(value);
-  // JSON's escapes are Python's too, but for characters beyond the first plane, which stand for themselves in both.
-  if (typeof value === "string") return JSON.stringify(value);
+  if (typeof value === "string") return json(value);
   if (Array.isArray(value)) {
     if (value.length === 0) return "[]";
     return `[\n${value.map((item) => `${inner}${python(item, inner)},\n`).join("")}${indent}]`;
   }
-  const members = Object.entries(value).map(([key, item]) => `${JSON.stringify(key)}: ${python(item, inner)}`);
+  const members = Object.entries(value).map(([key, item]) => `${json(key)}: ${python(item, inner)}`);
   return `{${members.join(", ")}}`;
 }
 

@@ -68,6 +68,7 @@ export class ChatView {
     this.#showPanel("sidebar", roomy.matches && store.loadSetting("sidebar", true), false);
     this.#showPanel("settings", roomy.matches && store.loadSetting("settings", true), false);
     this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.#abort && this.stop());
+    addEventListener("pagehide", () => this.#abort && this.#keep(this.#current));
   }
 
   async start() {
