@@ -19,6 +19,8 @@ unsafe extern "C" {
     pub(crate) fn cudaFree(address: *mut c_void) -> i32;
     pub(crate) fn cudaHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) -> i32;
     pub(crate) fn cudaFreeHost(address: *mut c_void) -> i32;
+    pub(crate) fn cudaHostRegister(host: *mut c_void, bytes: usize, flags: u32) -> i32;
+    pub(crate) fn cudaHostUnregister(host: *mut c_void) -> i32;
     pub(crate) fn cudaHostGetDevicePointer(
         mapped: *mut *mut c_void,
         host: *mut c_void,
@@ -124,6 +126,14 @@ unsafe extern "C" {
     ) -> i32;
     pub(crate) fn izar_sample_clusters(slice_len: u32, count: *mut u32) -> i32;
     pub(crate) fn izar_sample(args: *const crate::sampler::SampleArgs, stream: RawStream) -> i32;
+    pub(crate) fn izar_fetch_masks(
+        args: *const crate::sampler::FetchMasksArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_score_tokens(
+        args: *const crate::score_tokens::Args,
+        stream: RawStream,
+    ) -> i32;
     pub(crate) fn izar_read_stream(
         input: *const c_void,
         bytes: u64,

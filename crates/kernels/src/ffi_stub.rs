@@ -29,6 +29,8 @@ not_built! {
     cudaFree(*mut c_void);
     cudaHostAlloc(*mut *mut c_void, usize, u32);
     cudaFreeHost(*mut c_void);
+    cudaHostRegister(*mut c_void, usize, u32);
+    cudaHostUnregister(*mut c_void);
     cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32);
     cudaMemcpyAsync(*mut c_void, *const c_void, usize, i32, RawStream);
     cudaMemsetAsync(*mut c_void, i32, usize, RawStream);
@@ -71,6 +73,8 @@ not_built! {
     izar_bind_rows(*const c_void, u32, *const crate::sampler::RowsArgs, RawStream);
     izar_sample_clusters(u32, *mut u32);
     izar_sample(*const crate::sampler::SampleArgs, RawStream);
+    izar_fetch_masks(*const crate::sampler::FetchMasksArgs, RawStream);
+    izar_score_tokens(*const crate::score_tokens::Args, RawStream);
     izar_read_stream(*const c_void, u64, *mut c_void, RawStream);
     izar_fill_random(*mut c_void, u64, u32, f32, RawStream);
 }

@@ -37,6 +37,7 @@ mod gather_rows;
 mod graph;
 mod launch_error;
 mod linear;
+mod mapped_region;
 mod matrix;
 mod memory;
 mod moe;
@@ -48,6 +49,7 @@ mod reference_projection;
 mod rms_norm;
 mod rope_and_kv_write;
 mod sampler;
+mod score_tokens;
 mod step_mark;
 mod stream;
 mod swiglu;
@@ -66,6 +68,7 @@ pub use gather_rows::{embed, gather_rows};
 pub use graph::{Graph, GraphExec};
 pub use launch_error::LaunchError;
 pub use linear::{Linear, LinearError, LinearProjection};
+pub use mapped_region::MappedRegion;
 pub use matrix::{Matrix, MatrixError, Output};
 pub use memory::DeviceBuffer;
 pub use moe::{MoeFfn, MoeShape, MoeWorkspace, moe_ffn};
@@ -80,9 +83,10 @@ pub use reference_projection::reference_projection;
 pub use rms_norm::{RmsNorm, RmsNormError, rms_norm};
 pub use rope_and_kv_write::{HeadNorms, RopeAndKvWrite, RopeTable, rope_and_kv_write};
 pub use sampler::{
-    BindingRecord, DeviceRows, LOGPROB_ENTRIES, RowFlags, SampleLogprob, SampleRecord,
+    BindingRecord, DeviceRows, FetchMasks, LOGPROB_ENTRIES, RowFlags, SampleLogprob, SampleRecord,
     SampleStatus, SampleStep, SamplerError, SamplerRow, SamplerSizes,
 };
+pub use score_tokens::{ScoreTokens, TokenScore, score_tokens};
 pub use step_mark::{Mark, StepMarks, step_mark};
 pub use stream::{Event, Stream};
 pub use swiglu::swiglu;

@@ -23,6 +23,7 @@ use crate::expand_plan::{StepInputs, StepMeta};
 use crate::ffi;
 use crate::memory::DeviceBuffer;
 use crate::pinned::PinnedBuffer;
+use crate::step_mark::StepMarks;
 use crate::stream::Stream;
 
 /// Blocks of the cluster that samples a row.
@@ -31,6 +32,8 @@ const CLUSTER: u32 = 7;
 const SLICE_UNIT: u32 = 128;
 /// Tokens of a slice that fit in a block's shared memory.
 const MAX_SLICE: u32 = 51_200;
+/// Logits of a row that a cluster takes.
+pub(crate) const MAX_VOCAB: u32 = CLUSTER * MAX_SLICE;
 /// Steps whose results may be unread.
 const DEPTH: usize = 2;
 
@@ -69,6 +72,18 @@ pub enum SamplerError {
         /// Rows of state.
         max_num_seqs: u32,
     },
+    /// More samples than there are inputs or rows for, or none.
+    #[error(
+        "fetch_masks: {samples} samples, with inputs for {room} and state for {max_num_seqs} rows"
+    )]
+    Samples {
+        /// Samples of the bucket.
+        samples: u32,
+        /// Samples that the inputs have room for.
+        room: usize,
+        /// Rows of state.
+        max_num_seqs: u32,
+    },
     /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -85,13 +100,15 @@ pub(crate) struct RowsArgs {
     counts: *mut c_void,
     recent: *mut c_void,
     last_tokens: *mut c_void,
+    grammar: *mut c_void,
+    mask_states: *mut c_void,
     vocab_size: u32,
     mask_words: u32,
     list_capacity: u32,
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<RowsArgs>() == 72);
+const _: () = assert!(size_of::<RowsArgs>() == 88);
 
 /// Mirrors `IzarSampleArgs`.
 #[repr(C)]
@@ -114,7 +131,22 @@ pub(crate) struct SampleArgs {
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<SampleArgs>() == 160);
+const _: () = assert!(size_of::<SampleArgs>() == 176);
+
+/// Mirrors `IzarFetchMasksArgs`.
+#[repr(C)]
+pub(crate) struct FetchMasksArgs {
+    rows: RowsArgs,
+    num_samples: *const c_void,
+    sample_rows: *const c_void,
+    sample_tokens: *const c_void,
+    positions: *const c_void,
+    marks: *mut c_void,
+    num_grid_samples: u32,
+    reads_early: u32,
+}
+
+const _: () = assert!(size_of::<FetchMasksArgs>() == 136);
 
 /// The sampler's memory on the device, and where results appear on the host.
 #[derive(Debug)]
@@ -127,6 +159,8 @@ pub struct DeviceRows {
     counts: DeviceBuffer<u32>,
     recent: DeviceBuffer<u32>,
     last_tokens: DeviceBuffer<u32>,
+    grammar: DeviceBuffer<u32>,
+    mask_states: DeviceBuffer<u32>,
     eos_ids: DeviceBuffer<u32>,
     num_eos_ids: u32,
     /// Clusters that are resident at once.
@@ -150,6 +184,20 @@ pub struct SampleStep<'a> {
     pub bucket_samples: u32,
 }
 
+/// What brings the masks of a step's masked rows to the device, for a bucket of `bucket_samples` samples.
+#[derive(Debug, Clone, Copy)]
+pub struct FetchMasks<'a> {
+    /// Gives the number of samples, their rows (distinct) and the tokens that they are drawn after.
+    pub inputs: &'a StepInputs,
+    /// Where to note that the logits are there ([`crate::Mark::Sampling`]).
+    pub marks: Option<&'a StepMarks>,
+    /// Most samples there can be.
+    pub bucket_samples: u32,
+    /// Look before the kernel ahead in the stream has ended, too. The inputs must then have been written, and the rows
+    /// sampled last, by kernels before that one.
+    pub reads_early: bool,
+}
+
 impl DeviceRows {
     /// Rows with nothing bound to them. `eos_ids` are the model's end-of-sequence tokens.
     ///
@@ -161,7 +209,7 @@ impl DeviceRows {
         sizes: SamplerSizes,
         eos_ids: &[u32],
     ) -> Result<Self, SamplerError> {
-        if !(1..=CLUSTER * MAX_SLICE).contains(&sizes.vocab_size) {
+        if !(1..=MAX_VOCAB).contains(&sizes.vocab_size) {
             return Err(SamplerError::Vocabulary(sizes.vocab_size));
         }
         let [seqs, vocab, lists] = [
@@ -190,6 +238,8 @@ impl DeviceRows {
             counts: new(seqs * vocab)?,
             recent: new(seqs * lists)?,
             last_tokens: new(seqs)?,
+            grammar: new(seqs * vocab.div_ceil(32))?,
+            mask_states: new(seqs)?,
             eos_ids: DeviceBuffer::from_slice(stream, &eos_ids)?,
             num_eos_ids,
             max_clusters: max_clusters.max(1),
@@ -201,6 +251,7 @@ impl DeviceRows {
             },
         };
         state.last_tokens.fill_bytes(stream, 0)?;
+        state.mask_states.fill_bytes(stream, 0)?;
         stream.synchronize()?;
         Ok(state)
     }
@@ -209,9 +260,9 @@ impl DeviceRows {
     #[must_use]
     pub fn device_bytes(sizes: &SamplerSizes) -> usize {
         let words = 2 * sizes.list_capacity as usize
-            + 2 * (sizes.vocab_size as usize).div_ceil(32)
+            + 3 * (sizes.vocab_size as usize).div_ceil(32)
             + sizes.vocab_size as usize
-            + 1;
+            + 2;
         sizes.max_num_seqs as usize * (words * 4 + size_of::<SamplerRow>())
     }
 
@@ -236,6 +287,8 @@ impl DeviceRows {
             counts: self.counts.address_of(0),
             recent: self.recent.address_of(0),
             last_tokens: self.last_tokens.address_of(0),
+            grammar: self.grammar.address_of(0),
+            mask_states: self.mask_states.address_of(0),
             vocab_size: self.sizes.vocab_size,
             mask_words: self.sizes.vocab_size.div_ceil(32),
             list_capacity: self.sizes.list_capacity,
@@ -254,7 +307,8 @@ impl DeviceRows {
     ///
     /// # Safety
     /// The records name distinct rows below `max_num_seqs`; everything they refer to lies in the arena and fits the row;
-    /// all token ids are below `vocab_size`. Nothing of it changes until the launch has run.
+    /// all token ids are below `vocab_size`. Nothing of it changes until the launch has run. What a masked row points at stays
+    /// mapped until its last sampling has run.
     pub unsafe fn bind(
         &self,
         stream: &Stream,
@@ -277,6 +331,45 @@ impl DeviceRows {
         check("bind_rows", unsafe {
             ffi::izar_bind_rows(arena.address_of(at), count, &rows, raw)
         })
+    }
+
+    /// Launches the fetching of a step's masks, which comes between its logits and its sampling if a row is
+    /// [`RowFlags::MASKED`]. A mask that is not there then is not there for the sampling.
+    ///
+    /// # Errors
+    /// [`SamplerError`]; nothing is launched then.
+    pub fn fetch_masks(&self, stream: &Stream, step: &FetchMasks<'_>) -> Result<(), SamplerError> {
+        let FetchMasks {
+            inputs,
+            marks,
+            bucket_samples,
+            reads_early,
+        } = *step;
+        let max_num_seqs = self.sizes.max_num_seqs;
+        let room = inputs.sample_rows.len().min(inputs.sample_tokens.len());
+        if bucket_samples == 0 || bucket_samples > max_num_seqs || bucket_samples as usize > room {
+            return Err(SamplerError::Samples {
+                samples: bucket_samples,
+                room,
+                max_num_seqs,
+            });
+        }
+        let meta = inputs.meta.address_of(0);
+        let args = FetchMasksArgs {
+            rows: self.args(),
+            num_samples: meta.wrapping_byte_add(std::mem::offset_of!(StepMeta, num_samples)),
+            sample_rows: inputs.sample_rows.address_of(0),
+            sample_tokens: inputs.sample_tokens.address_of(0),
+            positions: inputs.positions.address_of(0),
+            marks: marks.map_or(std::ptr::null_mut(), StepMarks::address),
+            num_grid_samples: bucket_samples,
+            reads_early: reads_early.into(),
+        };
+        let raw = stream.for_launch()?;
+        // SAFETY: all buffers have the sizes the kernel expects and outlive work on them; what masked rows point at was
+        // promised to `bind`.
+        check("fetch_masks", unsafe { ffi::izar_fetch_masks(&args, raw) })?;
+        Ok(())
     }
 
     /// Launches the sampling of a step.
@@ -384,7 +477,7 @@ impl DeviceRows {
 }
 
 /// Tokens of a block's slice.
-fn slice_len(vocab_size: u32) -> u32 {
+pub(crate) fn slice_len(vocab_size: u32) -> u32 {
     vocab_size.div_ceil(CLUSTER).next_multiple_of(SLICE_UNIT)
 }
 

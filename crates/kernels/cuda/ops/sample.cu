@@ -1,6 +1,7 @@
 // sample: from rows of logits and the state of their sequences to the next tokens.
 //   logits       [num_samples, vocab_size]  f32, row stride logits_stride; not changed
 //   sample_rows  [num_samples]              u32, the row of the sampler's state; distinct
+//   rows         see state.cuh; a masked row whose mask is not there is deferred: it samples and changes nothing
 //   records      [2, max_samples]           pinned host memory; half step % 2 is written
 //   logprobs     [2, max_samples, 1 + 128]  pinned host memory
 // num_samples and the step's number come from device memory; blocks of samples beyond it do nothing.
@@ -15,9 +16,9 @@
 
 #include "../ptx/grid.cuh"
 #include "../ptx/memory.cuh"
-#include "../sampler/block.cuh"
 #include "../sampler/choose.cuh"
 #include "../sampler/logprobs.cuh"
+#include "../sampler/slices.cuh"
 #include "../sampler/state.cuh"
 
 // Mirrored by ffi::SampleArgs.
@@ -39,16 +40,14 @@ struct IzarSampleArgs {
   uint32_t max_clusters;  // that are resident at once
   uint32_t reserved;
 };
-static_assert(sizeof(IzarSampleArgs) == 160);
+static_assert(sizeof(IzarSampleArgs) == 176);
 
 namespace {
 
 using namespace izar::sampler;
 namespace ptx = izar::ptx;
 
-constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
-constexpr uint32_t kMaxSlice = 51200;
-static_assert(kSharedBytes + 4 * kMaxSlice <= 227 * 1024 && kMaxSlice <= kMaxChunks * kChunk);
+constexpr uint32_t kRowWords = sizeof(Row) / 4;
 
 // One sample of the step, as a block sees it.
 struct Sample {
@@ -149,19 +148,28 @@ __device__ void run(Block& block, const Sample& sample) {
   publish(sample, sampled, rank, num_logprobs);
 }
 
-// The thread's word of a row's state.
+// The thread's word of a row's state; the one after it is the state of its mask.
 __device__ __forceinline__ uint32_t word_of(const IzarSampleArgs& a, uint32_t row_index) {
-  constexpr uint32_t kWords = sizeof(Row) / 4;
-  return threadIdx.x < kWords ? reinterpret_cast<const uint32_t*>(&a.rows.rows[row_index])[threadIdx.x] : 0;
+  if (threadIdx.x == kRowWords) return a.rows.mask_states[row_index];
+  return threadIdx.x < kRowWords ? reinterpret_cast<const uint32_t*>(&a.rows.rows[row_index])[threadIdx.x] : 0;
+}
+
+__device__ __forceinline__ void put_word(Shared& shared, uint32_t word) {
+  if (threadIdx.x < kRowWords) reinterpret_cast<uint32_t*>(&shared.row)[threadIdx.x] = word;
+  if (threadIdx.x == kRowWords) shared.mask_state = word;
 }
 
 __device__ Sample sample_of(const IzarSampleArgs& a, const Block& block, uint32_t index, uint32_t row_index,
                             uint64_t step) {
   const Row& row = block.shared.row;
   const Lists lists = lists_of(a, row, row_index);
-  const uint32_t* mask = a.rows.masks + size_t{row_index} * a.rows.mask_words + block.begin / 32;
+  const size_t mask_at = size_t{row_index} * a.rows.mask_words + block.begin / 32;
+  const bool is_masked = row.flags & kMasked;
+  const uint32_t mask_state = block.shared.mask_state;
   return {a,
-          {row, lists, row.flags & kHasMask ? mask : nullptr, a.rows.vocab_size},
+          {row, lists, row.flags & kHasMask ? a.rows.masks + mask_at : nullptr,
+           is_masked && mask_state == kMaskReady ? a.rows.grammar + mask_at : nullptr, a.rows.vocab_size,
+           is_masked && mask_state == kMaskAwaited},
           row_index,
           static_cast<uint32_t>(step % 2) * a.max_samples + index,
           step,
@@ -169,28 +177,9 @@ __device__ Sample sample_of(const IzarSampleArgs& a, const Block& block, uint32_
           threadIdx.x < min(32, row.num_stop_ids) ? lists.stop_ids[threadIdx.x] : kNoToken};
 }
 
-__device__ Block block_of(const IzarSampleArgs& a, unsigned char* memory) {
-  const uint32_t rank = ptx::cluster_rank();
-  const uint32_t begin = min(rank * a.slice_len, a.rows.vocab_size);
-  const uint32_t num_tokens = min(a.slice_len, a.rows.vocab_size - begin);
-  return {*reinterpret_cast<Shared*>(memory),
-          reinterpret_cast<float*>(memory + kSharedBytes),
-          a.logits + size_t{blockIdx.y} * a.logits_stride + begin,
-          nullptr,
-          rank,
-          begin,
-          num_tokens,
-          (num_tokens + 3) / 4,
-          a.logits_stride % 4 == 0,
-          0,
-          0,
-          0,
-          true};
-}
-
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ IzarSampleArgs a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Block block = block_of(a, memory);
+  Block block = block_of({a.logits, a.logits_stride, a.rows.vocab_size, a.slice_len}, memory);
   init_copies(block);
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
@@ -205,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Iz
   ptx::cluster_arrive_release();
   uint32_t word = word_of(a, row_index);
   for (uint32_t index = blockIdx.y; index < num_samples; index += stride) {
-    if (threadIdx.x < sizeof(Row) / 4) reinterpret_cast<uint32_t*>(&block.shared.row)[threadIdx.x] = word;
+    put_word(block.shared, word);
     const bool has_next = index + stride < num_samples;
     const float* next_logits = block.logits + size_t{stride} * a.logits_stride;
     block.next_logits = has_next ? next_logits : nullptr;
@@ -225,37 +214,9 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Iz
 }  // namespace
 
 extern "C" int32_t izar_sample_clusters(uint32_t slice_len, uint32_t* count) {
-  const uint32_t bytes = kSharedBytes + 4 * slice_len;
-  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (code != cudaSuccess) return code;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kBlocks, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = kBlocks;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  code = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  *count = clusters;
-  return code;
+  return resident_clusters(kernel, slice_len, count);
 }
 
 extern "C" int32_t izar_sample(const IzarSampleArgs* args, cudaStream_t stream) {
-  const uint32_t bytes = kSharedBytes + 4 * args->slice_len;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kBlocks, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kBlocks, min(args->num_grid_samples, args->max_clusters));
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, *args);
+  return launch_clusters(kernel, args->slice_len, min(args->num_grid_samples, args->max_clusters), stream, *args);
 }

@@ -51,6 +51,7 @@ struct Shared {
   uint64_t after;
   uint64_t copies[kMaxChunks];  // barriers
   Row row;
+  uint32_t mask_state;  // of the row
 };
 
 struct Block {
@@ -117,7 +118,7 @@ struct Nothing {
 
 // Combines a pair of every thread of the team; all get the result. Orders shared memory like a barrier of the team.
 template <typename Team, typename A, typename B>
-__device__ Pair all_reduce(Block& block, Pair value, A combine_a, B combine_b) {
+__device__ inline Pair all_reduce(Block& block, Pair value, A combine_a, B combine_b) {
   constexpr uint32_t kParts = Team::kSize * kWarps;
   Shared& shared = block.shared;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -148,12 +149,12 @@ __device__ Pair all_reduce(Block& block, Pair value, A combine_a, B combine_b) {
 }
 
 template <typename Team, typename A>
-__device__ uint64_t all_reduce(Block& block, uint64_t value, A combine) {
+__device__ inline uint64_t all_reduce(Block& block, uint64_t value, A combine) {
   return all_reduce<Team>(block, Pair{value, 0}, combine, Nothing{}).a;
 }
 
 // Before a row, and before logprobs: no block reads bins between the barriers around.
-__device__ void clear_bins(Block& block) {
+__device__ inline void clear_bins(Block& block) {
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) (&block.shared.bins[0][0][0])[i * kThreads + threadIdx.x] = 0;
   block.bins_turn = 0;
@@ -161,7 +162,7 @@ __device__ void clear_bins(Block& block) {
 
 // Copies a slice to shared memory, a lane of the first warp a chunk. Rows that do not start at multiples of 16 bytes are read
 // by `load` instead.
-__device__ void copy_slice(Block& block, const float* logits) {
+__device__ inline void copy_slice(Block& block, const float* logits) {
   const uint32_t whole = block.num_tokens / 4 * 4;
   const uint32_t at = kChunk * threadIdx.x;
   if (threadIdx.x >= kMaxChunks || at >= whole || !block.is_aligned) return;
@@ -172,7 +173,7 @@ __device__ void copy_slice(Block& block, const float* logits) {
 }
 
 // Each by the thread that copies the chunk.
-__device__ void init_copies(Block& block) {
+__device__ inline void init_copies(Block& block) {
   if (threadIdx.x >= kMaxChunks) return;
   ptx::mbarrier_init(&block.shared.copies[threadIdx.x], 1);
   ptx::fence_mbarrier_init();
@@ -180,13 +181,13 @@ __device__ void init_copies(Block& block) {
 
 // Asks for the slice of another row, or the present one again. Call when no thread of the block needs what is in the slice,
 // after a barrier.
-__device__ void request(Block& block, const float* logits) {
+__device__ inline void request(Block& block, const float* logits) {
   if (threadIdx.x < kMaxChunks) ptx::fence_proxy_async();
   copy_slice(block, logits);
 }
 
 // Asks for the slice of the next row, unless there is none or that is done.
-__device__ void request_next(Block& block) {
+__device__ inline void request_next(Block& block) {
   if (block.next_logits != nullptr) request(block, block.next_logits);
   block.next_logits = nullptr;
 }
@@ -238,7 +239,7 @@ __device__ __forceinline__ float4 masked(float4 x, uint32_t bits) {
 
 // Waits for the slice, and masks it by `mask` (the slice's words, in shared memory) if there is one. What it returns is of
 // the logits as they came.
-__device__ Best load(Block& block, const uint32_t* mask) {
+__device__ inline Best load(Block& block, const uint32_t* mask) {
   Best best;
   for (uint32_t chunk = 0, vector = threadIdx.x; vector < block.num_vectors; ++chunk, vector += kThreads) {
     float4 x;
@@ -257,7 +258,7 @@ __device__ Best load(Block& block, const uint32_t* mask) {
 }
 
 // Looks at the slice as it is now.
-__device__ Best look(const Block& block) {
+__device__ inline Best look(const Block& block) {
   Best best;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     best.look(block.vectors()[vector], vector);

@@ -19,8 +19,12 @@ struct Sampled {
 struct Request {
   const Row& row;  // this block's copy
   Lists lists;
-  const uint32_t* mask;  // of the slice; null: none
+  const uint32_t* mask;     // of the slice, of all the row's tokens; null: none
+  const uint32_t* grammar;  // of the slice, of this token; null: none
   uint32_t vocab_size;
+  bool is_deferred;  // this token's mask is not there
+
+  __device__ bool has_mask() const { return mask != nullptr || grammar != nullptr; }
 };
 
 // Scaled logits of at least -8 are worth listing.
@@ -29,7 +33,7 @@ constexpr uint32_t kListedKey = 0x41000000;
 // Lists the tokens whose keys are at most `max_listed`. Returns the thread's part of the mass of all keys up to `max_key`,
 // if that is wanted, and of the listed ones.
 template <bool kWantsMass>
-__device__ Pair list_likely(Block& block, const Scaling& scaling, uint32_t max_listed, uint32_t max_key) {
+__device__ inline Pair list_likely(Block& block, const Scaling& scaling, uint32_t max_listed, uint32_t max_key) {
   Pair mass = {0, 0};
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const float4 x = block.vectors()[vector];
@@ -69,7 +73,7 @@ struct Above {
 
 // What of the list is likelier than the thread's token: thread i and thread i + 256 look at half of the list each for token
 // i. Uses the bins' room.
-__device__ Above compare(Block& alone, uint32_t own_key, uint32_t own_mass) {
+__device__ inline Above compare(Block& alone, uint32_t own_key, uint32_t own_mass) {
   Shared& shared = alone.shared;
   const uint32_t half = threadIdx.x / kFew, i = threadIdx.x % kFew, middle = alone.num_tokens / 2;
   uint32_t* masses = shared.bins[0][0];
@@ -97,7 +101,7 @@ __device__ Above compare(Block& alone, uint32_t own_key, uint32_t own_mass) {
 }
 
 // The token, by block 0 and its list of at most kFew, which has all tokens that are kept. `total` is as in `sample_listed`.
-__device__ uint32_t sample_few(Block& alone, const Row& row, bool has_top_k, uint64_t total) {
+__device__ inline uint32_t sample_few(Block& alone, const Row& row, bool has_top_k, uint64_t total) {
   const uint32_t i = threadIdx.x % kFew;
   const uint32_t key = i < alone.num_tokens ? alone.shared.list_keys[i] : kNoToken;
   const uint32_t own_mass = Masses::of(key);
@@ -120,7 +124,7 @@ __device__ uint32_t sample_few(Block& alone, const Row& row, bool has_top_k, uin
 
 // The token, by block 0 and its list, which has all tokens that are kept. `total` is the mass that top-p is a part of if
 // there is no top-k.
-__device__ uint32_t sample_listed(Block& alone, const Row& row, bool has_top_k, uint64_t total) {
+__device__ inline uint32_t sample_listed(Block& alone, const Row& row, bool has_top_k, uint64_t total) {
   if (alone.num_tokens <= kFew) return sample_few(alone, row, has_top_k, total);
   uint32_t max_key = row.max_key;
   if (has_top_k) max_key = cut_scaled<Alone, Counts>(alone, max_key, row.top_k);
@@ -132,7 +136,7 @@ __device__ uint32_t sample_listed(Block& alone, const Row& row, bool has_top_k, 
 }
 
 // The token by the lists of all blocks, which have all tokens that are kept, `count` together; block 0 knows it.
-__device__ uint32_t sample_joined(Block& block, const Row& row, uint32_t count, bool has_top_k, uint64_t total) {
+__device__ inline uint32_t sample_joined(Block& block, const Row& row, uint32_t count, bool has_top_k, uint64_t total) {
   if (row.num_top_logprobs < 0) request_next(block);
   if (block.rank != 0) return kNoToken;
   Block alone = join(block, count);
@@ -140,7 +144,7 @@ __device__ uint32_t sample_joined(Block& block, const Row& row, uint32_t count, 
 }
 
 // The token, by all blocks together; the lists did not hold what matters.
-__device__ uint32_t sample_together(Block& block, const Row& row, const Scaling& scaling, bool has_top_k, uint64_t total,
+__device__ inline uint32_t sample_together(Block& block, const Row& row, const Scaling& scaling, bool has_top_k, uint64_t total,
                                     uint32_t likely) {
   scale(block, scaling);
   uint32_t max_key = row.max_key;
@@ -164,7 +168,7 @@ __device__ uint32_t sample_together(Block& block, const Row& row, const Scaling&
 }
 
 // The token of a row that is not greedy; only block 0 knows it. `max` is the largest logit, `likely` the first that has it.
-__device__ uint32_t sample_scaled(Block& block, const Request& request, float max, uint32_t likely) {
+__device__ inline uint32_t sample_scaled(Block& block, const Request& request, float max, uint32_t likely) {
   const Row& row = request.row;
   const Scaling scaling = {max, row.scale};
   const bool has_top_k = row.top_k > 0 && row.top_k < request.vocab_size, has_top_p = row.top_p < 1.0f;
@@ -194,23 +198,26 @@ __device__ uint32_t sample_scaled(Block& block, const Request& request, float ma
 }
 
 // Why no token is left: the model's logits, if they had none either or that was not looked at.
-__device__ uint32_t nothing_left(Block& block, const Request& request, const Best& raw) {
+__device__ inline uint32_t nothing_left(Block& block, const Request& request, const Best& raw) {
   const Row& row = request.row;
   const uint64_t raw_max = all_reduce<Cluster>(block, rising_key(raw.max), Larger{});
-  const bool was_seen = row.num_top_logprobs >= 0 || request.mask != nullptr || row.num_bad_words > 0 ||
+  const bool was_seen = row.num_top_logprobs >= 0 || request.has_mask() || row.num_bad_words > 0 ||
                         masks_stop_ids(row, request.lists);
   return was_seen && raw_max > rising_key(-INFINITY) ? kNothingAllowed : kNonFinite;
 }
 
 // Waits for the row, and changes single logits. What it returns is of the logits as they came, and as they are.
-__device__ void prepare(Block& block, const Request& request, Best& raw, Best& best) {
+__device__ inline void prepare(Block& block, const Request& request, Best& raw, Best& best) {
   const Row& row = request.row;
   prefetch_history(block, row, request.lists);
   uint32_t* mask = nullptr;
-  if (request.mask != nullptr) {
+  if (request.has_mask()) {
     // To shared memory while the slice is under way: the bins are not yet needed.
     mask = &block.shared.bins[0][0][0];
-    for (uint32_t i = threadIdx.x; i < (block.num_tokens + 31) / 32; i += kThreads) mask[i] = request.mask[i];
+    for (uint32_t i = threadIdx.x; i < (block.num_tokens + 31) / 32; i += kThreads) {
+      const uint32_t own = request.mask != nullptr ? request.mask[i] : ~0u;
+      mask[i] = own & (request.grammar != nullptr ? request.grammar[i] : ~0u);
+    }
     __syncthreads();
   }
   block.is_raw = mask == nullptr;
@@ -227,11 +234,12 @@ __device__ void prepare(Block& block, const Request& request, Best& raw, Best& b
 static_assert(sizeof(Shared::bins) * 8 >= kMaxChunks * kChunk);
 
 // The row's token, or why there is none; block 0 knows it, the others the status.
-__device__ Sampled choose(Block& block, const Request& request) {
+__device__ inline Sampled choose(Block& block, const Request& request) {
   const Row& row = request.row;
   Best raw, best;
   prepare(block, request, raw, best);
   if (row.flags & kBroken) return {0, kRowBroken};
+  if (request.is_deferred) return {0, kDeferred};
   const uint64_t own = best.packed(block);
   if ((row.flags & kGreedy) && row.num_top_logprobs < 0) {
     __syncthreads();

@@ -53,7 +53,7 @@ struct Masses {
 
 // Adds the weights of the keys that `binning` covers to the bins.
 template <typename Weight>
-__device__ void fill(Block& block, const Binning& binning) {
+__device__ inline void fill(Block& block, const Binning& binning) {
   uint32_t* low = block.shared.bins[block.bins_turn][0];
   uint32_t* high = block.shared.bins[block.bins_turn][1];
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
@@ -73,7 +73,7 @@ __device__ void fill(Block& block, const Binning& binning) {
 }
 
 // The thread's part of the mass of all keys up to `max_key`.
-__device__ uint64_t mass_up_to(const Block& block, uint32_t max_key) {
+__device__ inline uint64_t mass_up_to(const Block& block, uint32_t max_key) {
   uint64_t total = 0;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const uint4 four = block.keys()[vector];
@@ -108,7 +108,7 @@ __device__ __forceinline__ uint64_t gather_bin(const uint32_t (&bins)[kBins]) {
 // Returns the bin, or kBins; `before` becomes the weight before the bin, or with all bins; `after` that with the bin.
 // Call after a barrier of the team that follows the filling.
 template <typename Team, typename Weight>
-__device__ uint32_t reach(Block& block, uint64_t& before, uint64_t& after, double target) {
+__device__ inline uint32_t reach(Block& block, uint64_t& before, uint64_t& after, double target) {
   Shared& shared = block.shared;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint32_t(&bins)[2][kBins] = shared.bins[block.bins_turn];
@@ -153,7 +153,7 @@ struct Cut {
 // Narrows keys `low` to `low + width - 1`, among which the target is reached, to one; or to several if these together
 // weigh exactly the target.
 template <typename Team, typename Weight>
-__device__ Cut narrow(Block& block, uint32_t low, uint32_t width, uint64_t before, uint64_t through, double target) {
+__device__ inline Cut narrow(Block& block, uint32_t low, uint32_t width, uint64_t before, uint64_t through, double target) {
   while (width > 1 && __ull2double_rn(through) != target) {
     const Binning binning = even_bins(low, width);
     fill<Weight>(block, binning);
@@ -176,7 +176,7 @@ struct Found {
 
 // Looks at keys up to `max_key`, which are the magnitudes of scaled logits, bin by bin.
 template <typename Team, typename Weight>
-__device__ Found find_scaled(Block& block, uint32_t max_key, double target) {
+__device__ inline Found find_scaled(Block& block, uint32_t max_key, double target) {
   uint64_t before = 0, through = 0;
   for (uint32_t stage = 0; stage < 3; ++stage) {
     const Binning binning = bins_of_scaled(stage, max_key);
@@ -195,7 +195,7 @@ __device__ Found find_scaled(Block& block, uint32_t max_key, double target) {
 
 // The smallest key with which keys up to it weigh `target`; `max_key` if keys up to that weigh less.
 template <typename Team, typename Weight>
-__device__ uint32_t cut_scaled(Block& block, uint32_t max_key, double target) {
+__device__ inline uint32_t cut_scaled(Block& block, uint32_t max_key, double target) {
   const Found found = find_scaled<Team, Weight>(block, max_key, target);
   if (found.width == 0) return max_key;
   return narrow<Team, Weight>(block, found.low, found.width, found.before, found.through, target).key;

@@ -30,7 +30,7 @@ __device__ __forceinline__ bool has_sparse_edits(const Row& row, const Lists& li
          masks_stop_ids(row, lists);
 }
 
-__device__ void add_biases(Block& block, const Row& row, const Lists& lists) {
+__device__ inline void add_biases(Block& block, const Row& row, const Lists& lists) {
   for (uint32_t i = threadIdx.x; i < row.num_biases; i += kThreads) {
     const uint32_t token = lists.biases[i].token;
     const uint32_t at = token - block.begin;
@@ -48,14 +48,14 @@ __device__ __forceinline__ void forbid(Block& block, uint32_t token) {
   if (at < block.num_tokens) block.slice[at] = -INFINITY;
 }
 
-__device__ void forbid_stop_ids(Block& block, const Row& row, const Lists& lists) {
+__device__ inline void forbid_stop_ids(Block& block, const Row& row, const Lists& lists) {
   if (!masks_stop_ids(row, lists)) return;
   for (uint32_t i = threadIdx.x; i < row.num_stop_ids; i += kThreads) forbid(block, lists.stop_ids[i]);
   if (row.flags & kIgnoreEos) return;
   for (uint32_t i = threadIdx.x; i < lists.num_eos_ids; i += kThreads) forbid(block, lists.eos_ids[i]);
 }
 
-__device__ void forbid_bad_words(Block& block, const Row& row, const Lists& lists) {
+__device__ inline void forbid_bad_words(Block& block, const Row& row, const Lists& lists) {
   for (uint32_t i = threadIdx.x; i < row.num_bad_words; i += kThreads) {
     const BadWord word = lists.bad_words[i];
     if (word.prefix_len > row.num_generated) continue;
@@ -80,7 +80,7 @@ __device__ __forceinline__ float penalised(float x, const Row& row, uint32_t cou
 }
 
 // Asks for what `penalise` will read, while the slice is under way.
-__device__ void prefetch_history(const Block& block, const Row& row, const Lists& lists) {
+__device__ inline void prefetch_history(const Block& block, const Row& row, const Lists& lists) {
   if (!(row.flags & (kCountsPrompt | kCountsGenerated))) return;
   const uint32_t num_words = (block.num_tokens + 31) / 32;
   for (uint32_t word = threadIdx.x; word < num_words; word += kThreads) {
@@ -90,7 +90,7 @@ __device__ void prefetch_history(const Block& block, const Row& row, const Lists
   }
 }
 
-__device__ void penalise(Block& block, const Row& row, const Lists& lists) {
+__device__ inline void penalise(Block& block, const Row& row, const Lists& lists) {
   if (!(row.flags & (kCountsPrompt | kCountsGenerated))) return;
   // A slice starts at a multiple of 128 tokens. No token beyond the vocabulary is ever seen.
   const uint32_t num_words = (block.num_tokens + 31) / 32;
@@ -102,7 +102,7 @@ __device__ void penalise(Block& block, const Row& row, const Lists& lists) {
   }
 }
 
-__device__ void apply_sparse_edits(Block& block, const Row& row, const Lists& lists) {
+__device__ inline void apply_sparse_edits(Block& block, const Row& row, const Lists& lists) {
   block.is_raw = false;
   __syncthreads();
   add_biases(block, row, lists);
@@ -115,7 +115,7 @@ __device__ void apply_sparse_edits(Block& block, const Row& row, const Lists& li
 }
 
 // Gives +inf its meaning, a token that is certain: infinite logits become 0 and all others -inf.
-__device__ void level_infinite(Block& block) {
+__device__ inline void level_infinite(Block& block) {
   block.is_raw = false;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const float4 x = block.vectors()[vector];

@@ -6,7 +6,7 @@
 namespace izar::sampler {
 
 // Before listing, after a barrier of the cluster that follows the last use of a list.
-__device__ void clear_list(Block& block) {
+__device__ inline void clear_list(Block& block) {
   if (threadIdx.x == 0) block.shared.num_listed = 0;
   __syncthreads();
 }
@@ -19,7 +19,7 @@ __device__ __forceinline__ void list(Block& block, uint32_t key, uint32_t token)
 }
 
 // Tokens that the blocks have listed together, after a barrier of the cluster; kNoToken if a list may not hold them.
-__device__ uint32_t count_listed(Block& block) {
+__device__ inline uint32_t count_listed(Block& block) {
   uint32_t counts[kBlocks];
 #pragma unroll
   for (uint32_t rank = 0; rank < kBlocks; ++rank) {
@@ -32,7 +32,7 @@ __device__ uint32_t count_listed(Block& block) {
 }
 
 // Lists the tokens whose keys, in the slice, are below `end`.
-__device__ void list_below(Block& block, uint32_t end) {
+__device__ inline void list_below(Block& block, uint32_t end) {
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const uint4 four = block.keys()[vector];
     const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
@@ -45,7 +45,7 @@ __device__ void list_below(Block& block, uint32_t end) {
 }
 
 // Takes the lists of all blocks together, `total` tokens. Block 0 only; what it returns works on the list.
-__device__ Block join(Block& block, uint32_t total) {
+__device__ inline Block join(Block& block, uint32_t total) {
   Shared& shared = block.shared;
   uint32_t ends[kBlocks];
 #pragma unroll

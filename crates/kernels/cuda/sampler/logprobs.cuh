@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t falling_key(float x) { return ~rising_key(x)
 
 // Brings the raw slice back, if it is not there, and returns the row's largest logit, above -inf. Includes a barrier of the
 // cluster.
-__device__ float reload(Block& block) {
+__device__ inline float reload(Block& block) {
   Best best;
   if (block.is_raw) {
     best = look(block);
@@ -40,7 +40,7 @@ __device__ float reload(Block& block) {
 }
 
 // The normaliser; lists the likeliest tokens on the way. Includes a barrier of the cluster.
-__device__ Normaliser normalise(Block& block, float max) {
+__device__ inline Normaliser normalise(Block& block, float max) {
   double sum = 0;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const float4 four = block.vectors()[vector];
@@ -62,7 +62,7 @@ __device__ Normaliser normalise(Block& block, float max) {
 }
 
 // Replaces the slice by keys: of logits, or of the numbers of those tokens whose key is `tied`.
-__device__ void key_by_logit(Block& block) {
+__device__ inline void key_by_logit(Block& block) {
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const float4 x = block.vectors()[vector];
     const uint32_t at = 4 * vector;
@@ -71,7 +71,7 @@ __device__ void key_by_logit(Block& block) {
   }
 }
 
-__device__ void key_by_number(Block& block, uint32_t tied) {
+__device__ inline void key_by_number(Block& block, uint32_t tied) {
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     const uint4 keys = block.keys()[vector];
     const uint32_t token = block.begin + 4 * vector;
@@ -81,7 +81,7 @@ __device__ void key_by_number(Block& block, uint32_t tied) {
 }
 
 // The key up to which there are `num_top` of them or, where more are equal, just more.
-__device__ Cut cut_raw(Block& block, float max, uint32_t num_top) {
+__device__ inline Cut cut_raw(Block& block, float max, uint32_t num_top) {
   const uint32_t end = falling_key(-INFINITY) + 1;
   const uint32_t bounds[4] = {falling_key(max), falling_key(max - 4), falling_key(max - 12), end};
   uint64_t before = 0, through = 0;
@@ -100,7 +100,7 @@ __device__ Cut cut_raw(Block& block, float max, uint32_t num_top) {
 }
 
 // Lists the tokens whose keys, their numbers, are below `end`, by the key that they share.
-__device__ void list_tied(Block& block, uint32_t end, uint32_t shared_key) {
+__device__ inline void list_tied(Block& block, uint32_t end, uint32_t shared_key) {
   for (uint32_t i = threadIdx.x; i < 4 * block.num_vectors; i += kThreads) {
     const uint32_t number = reinterpret_cast<const uint32_t*>(block.slice)[i];
     if (number < end) list(block, shared_key, number);
@@ -108,7 +108,7 @@ __device__ void list_tied(Block& block, uint32_t end, uint32_t shared_key) {
 }
 
 // Lists the `num_top` likeliest tokens by all blocks together: of equal ones those of lower number.
-__device__ void list_top(Block& block, float max, uint32_t num_top, uint32_t vocab_size) {
+__device__ inline void list_top(Block& block, float max, uint32_t num_top, uint32_t vocab_size) {
   sync<Cluster>();  // all have counted the lists
   clear_list(block);
   key_by_logit(block);
@@ -134,7 +134,7 @@ struct Finalists {
 };
 
 // The whole list if it is short; else all up to the key of the last one, moved to the bins.
-__device__ Finalists finalists_of(Block& alone, float max, uint32_t num_top) {
+__device__ inline Finalists finalists_of(Block& alone, float max, uint32_t num_top) {
   Shared& shared = alone.shared;
   uint32_t* keys = &shared.bins[0][0][0];
   uint32_t* tokens = keys + kMaxListed;
@@ -160,7 +160,7 @@ __device__ Finalists finalists_of(Block& alone, float max, uint32_t num_top) {
 }
 
 // Writes the `num_top` likeliest of the list in falling order of their logits. Block 0 only.
-__device__ void write_top(Block& alone, const float* row_logits, uint32_t num_top, const Normaliser& normaliser,
+__device__ inline void write_top(Block& alone, const float* row_logits, uint32_t num_top, const Normaliser& normaliser,
                           Logprob* out) {
   const Finalists all = finalists_of(alone, normaliser.max, num_top);
   for (uint32_t i = threadIdx.x; i < all.count; i += kThreads) {
@@ -193,7 +193,7 @@ __device__ void write_top(Block& alone, const float* row_logits, uint32_t num_to
 }
 
 // How many logits are at least `logit`, by block 0 alone: from the list if that holds them all, else from the row.
-__device__ uint32_t rank_of(Block& alone, const float* row_logits, uint32_t vocab_size, float logit, bool is_listed) {
+__device__ inline uint32_t rank_of(Block& alone, const float* row_logits, uint32_t vocab_size, float logit, bool is_listed) {
   uint64_t count = 0;
   if (is_listed) {
     const uint32_t key = falling_key(logit);
@@ -213,7 +213,7 @@ struct LogprobRequest {
 
 // Writes the logprobs of `token`, which block 0 knows, and of the likeliest ones; returns the rank. All blocks call it;
 // after it none needs its slice.
-__device__ uint32_t write_logprobs(Block& block, const LogprobRequest& request, uint32_t token) {
+__device__ inline uint32_t write_logprobs(Block& block, const LogprobRequest& request, uint32_t token) {
   const uint32_t num_top = request.num_top;
   __syncthreads();  // block 0 may have used the bins
   clear_bins(block);

@@ -17,7 +17,7 @@ struct Scaling {
 };
 
 // Turns the slice into keys.
-__device__ void scale(Block& block, const Scaling& scaling) {
+__device__ inline void scale(Block& block, const Scaling& scaling) {
   block.is_raw = false;
   for (uint32_t vector = threadIdx.x; vector < block.num_vectors; vector += kThreads) {
     block.keys()[vector] = scaling.keys(block.vectors()[vector]);
@@ -66,7 +66,7 @@ __device__ __forceinline__ float word_to_beat(float z, float score) {
 // The winner among the tokens of all slices whose keys are at most `max_key`. `likely` is a token whose key is 0. No warp
 // draws numbers for vectors in which even the largest variate could not win; few lanes get as far as computing one.
 template <typename Keys>
-__device__ uint32_t race(Block& block, const Row& row, uint32_t max_key, uint32_t likely, const Keys& keys_of) {
+__device__ inline uint32_t race(Block& block, const Row& row, uint32_t max_key, uint32_t likely, const Keys& keys_of) {
   const Draws draws(row);
   float to_beat = gumbel(draws.word(likely));
   Leader leader;
@@ -99,7 +99,7 @@ __device__ uint32_t race(Block& block, const Row& row, uint32_t max_key, uint32_
 }
 
 // The winner among the listed tokens whose keys are at most `max_key`.
-__device__ uint32_t race_listed(Block& alone, const Row& row, uint32_t max_key) {
+__device__ inline uint32_t race_listed(Block& alone, const Row& row, uint32_t max_key) {
   const Draws draws(row);
   Leader leader;
   for (uint32_t i = threadIdx.x; i < alone.num_tokens; i += kThreads) {

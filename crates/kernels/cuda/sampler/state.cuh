@@ -11,6 +11,7 @@ enum RowFlags : uint32_t {
   kCountsPrompt = 8,     // prompt tokens are in `seen`
   kCountsGenerated = 16, // generated tokens are in `seen` and `counts`
   kIgnoreEos = 32,
+  kMasked = 64,          // every token waits for its own mask, which comes through the ring
 };
 
 // The sampler's state of one sequence.
@@ -33,7 +34,10 @@ struct Row {
   uint32_t num_bad_words;
   uint32_t num_generated;  // the sampler counts it up; all else changes by binding only
   uint32_t error;          // handed back as the rank of a broken row
-  uint32_t reserved[13];
+  uint32_t mask_generation;  // of a masked row: what its mask word must carry
+  uint64_t mask_word;        // where that word is, in mapped host memory
+  uint64_t mask_area;        // where the two masks are
+  uint32_t reserved[8];
 };
 static_assert(sizeof(Row) == 128);
 
@@ -60,6 +64,14 @@ enum Status : uint32_t {
   kNonFinite = 16,
   kNothingAllowed = 17,
   kRowBroken = 18,
+  kDeferred = 19,
+};
+
+// Whether the mask of a masked row's next token is there.
+enum MaskState : uint32_t {
+  kMaskAwaited = 0,
+  kMaskOpen = 1,   // it allows everything
+  kMaskReady = 2,  // it is in `grammar`
 };
 
 // In a record's status: rank and num_logprobs count. Without it both are 0.
@@ -86,11 +98,13 @@ struct Rows {
   uint32_t* counts;     // [max_num_seqs, vocab_size]: how often a seen token was generated; rubbish for others
   uint32_t* recent;     // [max_num_seqs, list_capacity]: generated token n at n % list_capacity
   uint32_t* last_tokens;  // [max_num_seqs]: the newest token, which the next decode takes in
+  uint32_t* grammar;      // [max_num_seqs, mask_words]: the next token's mask of a masked row, as it came
+  uint32_t* mask_states;  // [max_num_seqs]: MaskState of masked rows, written before each of their samples
   uint32_t vocab_size;
   uint32_t mask_words;
   uint32_t list_capacity;
   uint32_t reserved;
 };
-static_assert(sizeof(Rows) == 72);
+static_assert(sizeof(Rows) == 88);
 
 }  // namespace izar::sampler

@@ -22,6 +22,8 @@ impl RowFlags {
     pub const COUNTS_GENERATED: u32 = 16;
     /// End-of-sequence tokens are ordinary ones.
     pub const IGNORE_EOS: u32 = 32;
+    /// Every token waits for its own mask, which comes through the ring.
+    pub const MASKED: u32 = 64;
 }
 
 /// The sampler's state of one sequence, beside its lists, mask and history. 128 bytes.
@@ -68,8 +70,14 @@ pub struct SamplerRow {
     pub num_generated: u32,
     /// The reason a broken row gives.
     pub error: u32,
+    /// Of a masked row: the generation that its mask word must carry.
+    pub mask_generation: u32,
+    /// Of a masked row: the devices' address of that word, which must stay mapped while the row is sampled.
+    pub mask_word: u64,
+    /// Of a masked row: the devices' address of the two masks, each `vocab_size.div_ceil(64)` words of 8 bytes.
+    pub mask_area: u64,
     /// Zero.
-    pub reserved: [u32; 13],
+    pub reserved: [u32; 8],
 }
 
 const _: () = assert!(size_of::<SamplerRow>() == 128);
@@ -194,6 +202,8 @@ impl SampleStatus {
     pub const NOTHING_ALLOWED: u32 = 17;
     /// No token: the row is broken.
     pub const ROW_BROKEN: u32 = 18;
+    /// No token yet: its mask is not there, or the token before it was itself put off. The row is as it was.
+    pub const DEFERRED: u32 = 19;
 }
 
 /// The log-probability of a token: natural logarithm, finite.
