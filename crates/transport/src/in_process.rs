@@ -70,6 +70,12 @@ impl InProcess {
         InProcess::with_mapping(mapping, options, None)
     }
 
+    /// Where the region lies in this process: [`Transport::len`] bytes, for as long as this value lives. For mapping it into a
+    /// device, which keeps to the protocol's words as everybody does.
+    pub fn base(&self) -> NonNull<u8> {
+        self.mapping.memory().base()
+    }
+
     fn with_mapping(
         mapping: Mapping,
         options: &RingOptions,
