@@ -143,7 +143,7 @@ impl CudaEngine {
             max_num_seqs: options.max_num_seqs,
             max_num_batched_tokens: wishes.max_num_batched_tokens,
         };
-        let executor = CudaExecutor::start(checkpoint, &executor_options, progress)?;
+        let mut executor = CudaExecutor::start(checkpoint, &executor_options, progress)?;
         let policy = wishes.config(config, executor.num_kv_blocks())?;
         let summary = CudaSummary {
             weight_bytes: executor.weight_bytes(),
@@ -162,6 +162,9 @@ impl CudaEngine {
             epoch: now_ns(),
             ..RingOptions::default()
         })?;
+        executor
+            .map_ring(&transport, ring.layout())
+            .map_err(ExecutorError::from)?;
         let engine_options = EngineOptions {
             policy,
             placement: options.placement,

@@ -9,6 +9,8 @@ use izar_model::ModelConfig;
 
 use super::half::StepLimits;
 
+/// Rows of logits, at least, as far as a step has tokens: what prompts are scored by.
+const MIN_LOGIT_ROWS: usize = 64;
 /// Rows of logits start at multiples of this many, for vector accesses.
 const LOGIT_ALIGNMENT: usize = 8;
 
@@ -26,9 +28,9 @@ pub(super) struct Activations {
     pub(super) gate_up: Rows,
     /// SwiGLU's output `[tokens, intermediate]`.
     pub(super) inner: Rows,
-    /// Residual of the tokens that sample `[seqs, hidden]`.
+    /// Residual of the tokens that sample `[logit_rows, hidden]`.
     pub(super) sampled: Rows,
-    /// `[seqs, vocab]`, rows a multiple of [`LOGIT_ALIGNMENT`] apart.
+    /// `[logit_rows, vocab]`, rows a multiple of [`LOGIT_ALIGNMENT`] apart.
     pub(super) logits: DeviceBuffer<f32>,
     vocab_size: u32,
 }
@@ -72,6 +74,7 @@ impl Activations {
         let tokens = |width| Rows::new(device, limits.max_num_tokens, width);
         let qkv = config.q_size() + 2 * config.kv_size();
         let stride = config.vocab_size.next_multiple_of(LOGIT_ALIGNMENT);
+        let logit_rows = (limits.max_num_seqs).max(MIN_LOGIT_ROWS.min(limits.max_num_tokens));
         Ok(Self {
             residual: tokens(config.hidden_size)?,
             normed: tokens(config.hidden_size)?,
@@ -79,10 +82,15 @@ impl Activations {
             attended: tokens(config.q_size())?,
             gate_up: tokens(2 * config.intermediate_size)?,
             inner: tokens(config.intermediate_size)?,
-            sampled: Rows::new(device, limits.max_num_seqs, config.hidden_size)?,
-            logits: DeviceBuffer::new(device, limits.max_num_seqs * stride)?,
+            sampled: Rows::new(device, logit_rows, config.hidden_size)?,
+            logits: DeviceBuffer::new(device, logit_rows * stride)?,
             vocab_size: config.vocab_size as u32,
         })
+    }
+
+    /// Rows that logits can be computed of at once.
+    pub(super) fn logit_rows(&self) -> u32 {
+        self.logits.len() as u32 / self.logits_stride()
     }
 
     /// The first `rows` rows of logits.

@@ -6,10 +6,13 @@
 //! polls a word that the step's last kernel writes; nothing is synchronised. Used by one thread at a time.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use izar_kernels::{CudaError, Device, Mark, Stream};
+use izar_kernels::{CudaError, Device, MappedRegion, Mark, StepMarks, Stream};
 use izar_model::Checkpoint;
+use izar_ring::RingLayout;
+use izar_transport::InProcess;
 use thiserror::Error;
 
 use super::clock::DeviceClock;
@@ -19,6 +22,7 @@ use super::grid::Grid;
 use super::half::{Half, StepLimits};
 use super::memory::{BLOCK_SIZE, MemoryError, MemoryPlan, MemoryUse, graph_bytes, kv_block_bytes};
 use super::model::CudaModel;
+use super::prompts::PromptScorer;
 use super::stages::Variant;
 use super::step;
 use crate::driver::{Executor, ExecutorFailed, StepWork};
@@ -37,6 +41,8 @@ const MAX_NUM_SEQS: u32 = 1024;
 struct InFlight {
     work: Box<StepWork>,
     step: u64,
+    /// Prompts are scored behind it.
+    scores_prompts: bool,
 }
 
 /// See the module documentation.
@@ -44,6 +50,7 @@ pub struct CudaExecutor {
     graphs: StepGraphs,
     pub(super) model: CudaModel,
     pub(super) halves: [Half; 2],
+    prompts: PromptScorer,
     pub(super) stream: Stream,
     copies: Stream,
     clock: DeviceClock,
@@ -147,6 +154,7 @@ impl CudaExecutor {
             memory,
             capture_s: 0.0,
             graphs: StepGraphs::none(),
+            prompts: PromptScorer::new(&device, limits)?,
             model,
             halves,
             stream,
@@ -209,21 +217,54 @@ impl CudaExecutor {
         self.stream.synchronize()
     }
 
-    fn try_launch(&mut self, work: &StepWork, step: u64) -> Result<(), StepError> {
+    /// Maps what the device reads of a ring, the words and the input arena: without it no sequence can be masked.
+    ///
+    /// # Errors
+    /// Memory that cannot be page-locked.
+    pub fn map_ring(
+        &mut self,
+        ring: &Arc<InProcess>,
+        layout: &RingLayout,
+    ) -> Result<(), CudaError> {
+        let len = layout.input_arena().end as usize;
+        let owner = Box::new(Arc::clone(ring));
+        // SAFETY: the region is as long as its layout says, and stays where it is while the owner lives.
+        let region =
+            unsafe { MappedRegion::register(self.stream.device(), ring.base(), len, owner)? };
+        self.model.sampler.map_ring(region);
+        Ok(())
+    }
+
+    /// Returns whether prompts are scored behind the step.
+    fn try_launch(&mut self, work: &StepWork, step: u64) -> Result<bool, StepError> {
         let half = (step % 2) as usize;
         let bindings = &work.bindings[..work.num_bindings];
         self.model.sampler.bind(&self.stream, step, bindings)?;
+        self.prompts.bind(bindings, self.model.config.vocab_size);
         self.halves[half].send(work, step, &self.copies, &self.stream)?;
         let decodes_only = work.entries.iter().all(|entry| entry.is_decode);
         let num_tokens = work.tokens.len() as u32;
         self.graphs
             .launch(num_tokens, decodes_only, half, &self.stream)?;
-        Ok(())
+        self.prompts.launch(&self.model, &self.stream, work, step)
     }
 
-    /// Waits until the oldest step is complete; false when `timeout` passes first.
-    fn poll(&self, step: u64, timeout: Duration) -> Result<bool, ExecutorFailed> {
-        let marks = &self.halves[(step % 2) as usize].marks;
+    /// What says that a step is complete.
+    fn last_marks(&self, step: u64, scores_prompts: bool) -> &StepMarks {
+        if scores_prompts {
+            self.prompts.marks(step)
+        } else {
+            &self.halves[(step % 2) as usize].marks
+        }
+    }
+
+    /// Waits until the oldest step, whose last marks are `marks`, is complete; false when `timeout` passes first.
+    fn poll(
+        &self,
+        step: u64,
+        marks: &StepMarks,
+        timeout: Duration,
+    ) -> Result<bool, ExecutorFailed> {
         let has_successor = self.in_flight.len() == 2;
         let begun = Instant::now();
         let mut next_check = CHECK_INTERVAL;
@@ -254,10 +295,17 @@ impl CudaExecutor {
     }
 
     /// Reads the outcome of a complete step.
-    fn collect(&mut self, work: &mut StepWork, step: u64) -> Result<(), ExecutorFailed> {
+    fn collect(&mut self, oldest: &mut InFlight) -> Result<(), ExecutorFailed> {
+        let InFlight {
+            ref mut work,
+            step,
+            scores_prompts,
+        } = *oldest;
         let marks = &self.halves[(step % 2) as usize].marks;
-        let [started, sampling, finished] =
-            [Mark::Started, Mark::Sampling, Mark::Finished].map(|mark| self.clock.at(marks, mark));
+        let [started, sampling] =
+            [Mark::Started, Mark::Sampling].map(|mark| self.clock.at(marks, mark));
+        let last_marks = self.last_marks(step, scores_prompts);
+        let finished = self.clock.at(last_marks, Mark::Finished);
         work.output.started_ns = started;
         work.output.finished_ns = finished;
         work.output.sampling_ns = finished.saturating_sub(sampling);
@@ -267,10 +315,13 @@ impl CudaExecutor {
         let slots = self.slots.iter().copied();
         let sampler = &self.model.sampler;
         // The step's last kernel has said that all kernels before it are done.
-        match sampler.read_results(step, slots, &mut work.output) {
-            true => Ok(()),
-            false => Err(ExecutorFailed(format!("step {step} left a sample out"))),
+        if !sampler.read_results(step, slots, &mut work.output) {
+            return Err(ExecutorFailed(format!("step {step} left a sample out")));
         }
+        if scores_prompts {
+            self.prompts.collect(step, &mut work.output);
+        }
+        Ok(())
     }
 }
 
@@ -308,23 +359,28 @@ impl Executor for CudaExecutor {
         assert!(self.in_flight.len() < 2, "two steps are in flight");
         self.launched += 1;
         let step = self.launched;
-        self.try_launch(&work, step).map_err(failed)?;
-        self.in_flight.push_back(InFlight { work, step });
+        let scores_prompts = self.try_launch(&work, step).map_err(failed)?;
+        self.in_flight.push_back(InFlight {
+            work,
+            step,
+            scores_prompts,
+        });
         Ok(())
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<Option<Box<StepWork>>, ExecutorFailed> {
-        let Some(step) = self.in_flight.front().map(|oldest| oldest.step) else {
+        let Some(oldest) = self.in_flight.front() else {
             return Ok(None);
         };
-        if !self.poll(step, timeout)? {
+        let marks = self.last_marks(oldest.step, oldest.scores_prompts);
+        if !self.poll(oldest.step, marks, timeout)? {
             return Ok(None);
         }
-        let Some(InFlight { mut work, step }) = self.in_flight.pop_front() else {
+        let Some(mut oldest) = self.in_flight.pop_front() else {
             unreachable!("the oldest step is in flight")
         };
-        self.collect(&mut work, step)?;
-        Ok(Some(work))
+        self.collect(&mut oldest)?;
+        Ok(Some(oldest.work))
     }
 }
 

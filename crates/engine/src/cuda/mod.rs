@@ -9,6 +9,7 @@
 //! before the number of the step.
 //!
 //! - `grid`: which shapes are captured. `step`: what is captured. `graphs`: the captures.
+//! - `prompts`: log-probabilities of prompts, computed behind the step that has their tokens.
 //! - `half`: how plans get to the device. `executor`: launching and waiting. `clock`: the device's time on the engine's line.
 //! - `stages`, `bench`: steps without some of their parts, and how long they take.
 //! - `model`: everything a step reads; `weights`, `buffers`, `sampler` its parts. `memory`: how much of it fits.
@@ -24,6 +25,7 @@ pub mod grid;
 mod half;
 pub mod memory;
 mod model;
+mod prompts;
 pub mod sampler;
 mod stages;
 mod step;

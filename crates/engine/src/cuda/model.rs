@@ -190,6 +190,27 @@ impl CudaModel {
         Ok(decode_projection(stream, &few, &self.projections)?)
     }
 
+    /// Logits of `hidden`, normed rows, to the first rows of the logits; of many by the library.
+    pub(super) fn project_head(
+        &self,
+        stream: &Stream,
+        hidden: Matrix<'_>,
+        by_library: bool,
+    ) -> Result<(), StepError> {
+        let projection = LinearProjection {
+            weight: self.weights.head(),
+            x: hidden,
+            y: self.activations.logits(hidden.rows()).into(),
+            bias: None,
+            residual: None,
+        };
+        if by_library {
+            self.project_many(stream, &projection)
+        } else {
+            self.project_few(stream, &projection)
+        }
+    }
+
     /// `y = silu(gate) * up` of at most [`izar_kernels::MAX_DECODE_TOKENS`] tokens; `weight` is `[gate; up]`.
     pub(super) fn project_swiglu(
         &self,

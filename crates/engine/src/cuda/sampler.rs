@@ -12,8 +12,9 @@
 mod encode;
 
 use izar_kernels::{
-    CudaError, Device, DeviceBuffer, DeviceRows, PinnedBuffer, SampleLogprob, SampleRecord,
-    SampleStatus, SampleStep, SamplerError, SamplerSizes, StepInputs, Stream,
+    CudaError, Device, DeviceBuffer, DeviceRows, FetchMasks, MappedRegion, PinnedBuffer,
+    SampleLogprob, SampleRecord, SampleStatus, SampleStep, SamplerError, SamplerSizes, StepInputs,
+    StepMarks, Stream,
 };
 use izar_ring::{EngineError, LogprobEntry, MAX_LOGPROBS};
 
@@ -94,6 +95,11 @@ impl DeviceSampler {
         })
     }
 
+    /// Rows bound with masks find them in `ring`, the start of the ring's region, from now on. Without it they fail.
+    pub fn map_ring(&mut self, ring: MappedRegion) {
+        self.encoder.map_ring(ring);
+    }
+
     /// `[max_num_seqs]`: the token each row sampled last, or the last one it was bound with.
     #[must_use]
     pub fn last_tokens(&self) -> &DeviceBuffer<u32> {
@@ -142,6 +148,30 @@ impl DeviceSampler {
             rest = later;
         }
         Ok(())
+    }
+
+    /// Records the fetching of a step's masks into `stream`, which may be captured: after the step's logits, before its sampling.
+    /// Notes in `marks` that the logits are there. `reads_early`: see [`FetchMasks::reads_early`].
+    ///
+    /// # Errors
+    /// [`SamplerError`].
+    pub fn record_masks(
+        &self,
+        stream: &Stream,
+        inputs: &StepInputs,
+        marks: Option<&StepMarks>,
+        bucket_samples: u32,
+        reads_early: bool,
+    ) -> Result<(), SamplerError> {
+        self.rows.fetch_masks(
+            stream,
+            &FetchMasks {
+                inputs,
+                marks,
+                bucket_samples,
+                reads_early,
+            },
+        )
     }
 
     /// Records the sampling of a step into `stream`, which may be captured. `logits` (`[bucket_samples, vocab_size]`, f32,
@@ -201,7 +231,7 @@ fn row_sample(slot: u32, record: &SampleRecord, first_logprob: usize) -> RowSamp
     let outcome = outcome(record);
     RowSample {
         slot,
-        token: outcome.map(|(token, _)| token).map_err(NoToken::Failed),
+        token: outcome.map(|(token, _)| token),
         finish: outcome.ok().and_then(|(_, finish)| finish),
         rank: if outcome.is_ok() { record.rank } else { 0 },
         first_logprob: first_logprob as u32,
@@ -209,25 +239,27 @@ fn row_sample(slot: u32, record: &SampleRecord, first_logprob: usize) -> RowSamp
     }
 }
 
-fn outcome(record: &SampleRecord) -> Result<(u32, Option<FinishReason>), EngineError> {
+fn outcome(record: &SampleRecord) -> Result<(u32, Option<FinishReason>), NoToken> {
     let token = record.token;
+    let failed = |error: EngineError| Err(NoToken::Failed(error));
     match record.status {
         SampleStatus::TOKEN => Ok((token, None)),
         SampleStatus::EOS => Ok((token, Some(FinishReason::Eos(token)))),
         SampleStatus::STOP_TOKEN => Ok((token, Some(FinishReason::StopToken(token)))),
         SampleStatus::MAX_TOKENS => Ok((token, Some(FinishReason::MaxTokens))),
         SampleStatus::CONTEXT_END => Ok((token, Some(FinishReason::ContextEnd))),
-        SampleStatus::NON_FINITE => Err(EngineError::NonFiniteLogits),
-        SampleStatus::NOTHING_ALLOWED => Err(EngineError::NothingAllowed),
+        SampleStatus::DEFERRED => Err(NoToken::Deferred),
+        SampleStatus::NON_FINITE => failed(EngineError::NonFiniteLogits),
+        SampleStatus::NOTHING_ALLOWED => failed(EngineError::NothingAllowed),
         SampleStatus::ROW_BROKEN => {
             let reason = EngineError::from_code(record.rank as u16);
-            Err(reason.unwrap_or(EngineError::EngineFailed))
+            failed(reason.unwrap_or(EngineError::EngineFailed))
         }
-        _ => Err(EngineError::EngineFailed),
+        _ => failed(EngineError::EngineFailed),
     }
 }
 
-fn logprob_entry(entry: &SampleLogprob) -> LogprobEntry {
+pub(super) fn logprob_entry(entry: &SampleLogprob) -> LogprobEntry {
     LogprobEntry {
         token: entry.token,
         logprob: entry.logprob,

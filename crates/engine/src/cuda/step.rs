@@ -3,7 +3,7 @@
 //! ```text
 //! expand plan │ embed │ per layer: norm │ qkv │ heads, KV │ attention │ output, + residual
 //!             │                      norm │ gate and up, SwiGLU │ down, + residual (or the experts)
-//! rows that sample │ norm │ head │ sampler │ marks
+//! rows that sample │ norm │ head │ masks │ sampler │ marks
 //! ```
 //!
 //! Everything is a kernel node: no allocation, no host function. Grids come from the bucket, counts from the device.
@@ -50,7 +50,10 @@ pub(super) fn record(
     if variant.has(Stage::Head) {
         step.head()?;
     }
-    step_mark(stream, &half.marks, Mark::Sampling, None)?;
+    // Its flags and masks come while the head runs: the embeddings wait for the step's inputs before they let anything
+    // after them start.
+    let (sampler, rows) = (&model.sampler, bucket.num_seqs);
+    sampler.record_masks(stream, &model.inputs, Some(&half.marks), rows, true)?;
     if variant.has(Stage::Sampling) {
         step.sample()?;
     }
@@ -313,19 +316,9 @@ impl<'a> Recorder<'a> {
             sampled,
         )?;
         self.norm(sampled, model.weights.final_norm(), sampled)?;
-        let projection = LinearProjection {
-            weight: model.weights.head(),
-            x: sampled,
-            y: acts.logits(rows).into(),
-            bias: None,
-            residual: None,
-        };
         // By the number of rows that sample, not of tokens.
-        if self.uses_library(Stage::Head, rows) {
-            model.project_many(self.stream, &projection)
-        } else {
-            model.project_few(self.stream, &projection)
-        }
+        let by_library = self.uses_library(Stage::Head, rows);
+        model.project_head(self.stream, sampled, by_library)
     }
 
     fn sample(&self) -> Result<(), StepError> {

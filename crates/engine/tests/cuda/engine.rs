@@ -15,15 +15,15 @@ use super::checkpoints::{all, write};
 use super::harness::prompt;
 use super::has_device;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 const NUM_REQUESTS: u32 = 200;
 
-struct Running {
-    engine: CudaEngine,
-    client: RingClient,
+pub struct Running {
+    pub engine: CudaEngine,
+    pub client: RingClient,
 }
 
-fn start(checkpoint: &Checkpoint, options: CudaEngineOptions) -> Running {
+pub fn start(checkpoint: &Checkpoint, options: CudaEngineOptions) -> Running {
     let options = CudaEngineOptions {
         gpu_memory_utilization: 0.5,
         max_model_len: Some(400),
@@ -37,7 +37,7 @@ fn start(checkpoint: &Checkpoint, options: CudaEngineOptions) -> Running {
     Running { engine, client }
 }
 
-fn finish(handle: &mut RequestHandle) -> (Vec<u32>, FinishReason) {
+pub fn finish(handle: &mut RequestHandle) -> (Vec<u32>, FinishReason) {
     let mut tokens = Vec::new();
     loop {
         match handle.wait(&mut tokens, TIMEOUT).expect("tokens in time") {

@@ -7,6 +7,10 @@ mod checkpoints;
 mod engine;
 mod harness;
 mod logits;
+#[path = "../support/mask_feed.rs"]
+mod mask_feed;
+mod masks;
+mod prompts;
 mod smollm2;
 mod weights;
 

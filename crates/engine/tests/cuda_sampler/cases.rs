@@ -37,7 +37,7 @@ impl Random {
         self.word() as usize % n
     }
 
-    fn one_in(&mut self, n: usize) -> bool {
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
@@ -212,7 +212,7 @@ fn run(random: &mut Random, gpu: &mut Gpu, batches: &[usize]) -> Vec<String> {
         for ((&row, mut logits), got) in rows.iter().zip(rows_of_logits).zip(&got) {
             let slot = &mut oracles[row as usize];
             let oracle = slot.as_mut().expect("bound above");
-            let expected: Outcome = oracle.sample(&mut sampler, &mut logits);
+            let expected: Outcome = oracle.sample(&mut sampler, &mut logits, None);
             if let Some(what) = difference(got, &expected) {
                 let request = oracle.describe();
                 failures.push(format!(

@@ -71,12 +71,40 @@ impl Oracle {
         )
     }
 
-    pub fn sample(&mut self, sampler: &mut Sampler, logits: &mut [f32]) -> Outcome {
+    /// Tokens of prompt and output.
+    pub fn len(&self) -> u32 {
+        self.binding.limits.prompt_len + self.num_generated()
+    }
+
+    pub fn num_generated(&self) -> u32 {
+        self.state.num_generated()
+    }
+
+    /// What a row says that is put off, unless it is broken anyhow.
+    pub fn put_off(&self) -> Outcome {
+        let why = match self.is_broken {
+            true => NoToken::Failed(EngineError::RequestChanged),
+            false => NoToken::Deferred,
+        };
+        Outcome {
+            token: Err(why),
+            finish: None,
+            rank: 0,
+            logprobs: Vec::new(),
+        }
+    }
+
+    pub fn sample(
+        &mut self,
+        sampler: &mut Sampler,
+        logits: &mut [f32],
+        grammar: Option<&[u32]>,
+    ) -> Outcome {
         let token = if self.is_broken {
             Err(EngineError::RequestChanged)
         } else {
             sampler
-                .sample(logits, &mut self.state, None)
+                .sample(logits, &mut self.state, grammar)
                 .map_err(|error| match error {
                     SampleError::NonFinite => EngineError::NonFiniteLogits,
                     SampleError::NothingAllowed => EngineError::NothingAllowed,
@@ -105,6 +133,15 @@ impl Oracle {
 }
 
 impl Gpu {
+    /// Says after which positions the samples of the next step are drawn: those that end sequences of `lens` tokens.
+    pub fn write_lens(&self, lens: &[u32]) {
+        let tokens: Vec<u32> = (0..lens.len() as u32).collect();
+        let positions: Vec<u32> = lens.iter().map(|len| len - 1).collect();
+        let inputs = &self.inputs;
+        inputs.sample_tokens.write(&self.stream, &tokens).unwrap();
+        inputs.positions.write(&self.stream, &positions).unwrap();
+    }
+
     /// Binds rows, then samples `rows` on `logits` (`[rows, vocab_size]`, a vector a row) as step `step`.
     pub fn step(
         &mut self,
@@ -127,6 +164,9 @@ impl Gpu {
         self.sampler.bind(&self.stream, step, bindings).unwrap();
         let bucket = self.inputs.sample_rows.len() as u32;
         let logits = &self.logits;
+        self.sampler
+            .record_masks(&self.stream, &self.inputs, None, bucket, false)
+            .unwrap();
         self.sampler
             .record(
                 &self.stream,
@@ -161,11 +201,17 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// The next step's decodes take in what was sampled, or what a row that sampled nothing was bound with.
-    fn check_last_tokens(&self, bindings: &[RowBinding], rows: &[u32], outcomes: &[Outcome]) {
+    /// What every row takes in next.
+    pub fn last_tokens(&self) -> Vec<u32> {
         let mut last_tokens = vec![0; self.inputs.sample_rows.len()];
         let buffer = self.sampler.last_tokens();
         buffer.read(&self.stream, &mut last_tokens).unwrap();
+        last_tokens
+    }
+
+    /// The next step's decodes take in what was sampled, or what a row that sampled nothing was bound with.
+    fn check_last_tokens(&self, bindings: &[RowBinding], rows: &[u32], outcomes: &[Outcome]) {
+        let last_tokens = self.last_tokens();
         for (&row, outcome) in rows.iter().zip(outcomes) {
             let bound = bindings.iter().find(|binding| binding.row == row);
             let bound = bound.and_then(|binding| binding.history.last().copied());

@@ -6,6 +6,10 @@
 
 mod cases;
 mod check;
+#[path = "../support/masked_ring.rs"]
+mod masked_ring;
+mod masks;
+mod scores;
 
 use izar_engine::cuda::sampler::{DeviceSampler, DeviceSamplerOptions};
 use izar_kernels::{Device, DeviceBuffer, StepInputs, Stream};
@@ -41,7 +45,7 @@ fn gpu(vocab_size: usize, stride: usize, max_num_seqs: usize) -> Option<Gpu> {
     };
     Some(Gpu {
         sampler: DeviceSampler::new(&device, &stream, &options).unwrap(),
-        inputs: StepInputs::new(&device, 1, max_num_seqs as u32, 1).unwrap(),
+        inputs: StepInputs::new(&device, max_num_seqs as u32, max_num_seqs as u32, 1).unwrap(),
         logits: DeviceBuffer::new(&device, max_num_seqs * stride).unwrap(),
         stream,
         stride,

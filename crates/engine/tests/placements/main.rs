@@ -1,5 +1,7 @@
 //! The driver over a simulated model: both placements, every kind of ending, through a real ring and client.
 
+#[path = "../support/mask_feed.rs"]
+mod mask_feed;
 mod masks;
 mod simulated;
 mod study;

@@ -1,16 +1,14 @@
 //! Token masks and prompt log-probabilities through ring, policy and both placements, over the simulated model.
 
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use izar_ring::EngineError;
 use izar_transport::client::{
-    FeedProgress, FinishReason, MaskFeed, RequestError, RequestHandle, RingClient, Submission,
+    FinishReason, MaskFeed, RequestError, RequestHandle, RingClient, Submission,
 };
 
+use crate::mask_feed::{self, bits};
 use crate::simulated::{VOCAB, expected, expected_masked, prompt_score};
 use crate::{Random, Setup, assert_everything_came_back, both, finish};
 
@@ -22,13 +20,6 @@ fn allowed(seed: u64, k: usize) -> Option<Vec<u32>> {
     (random.below(4) > 0).then_some(ids)
 }
 
-fn bits(ids: &[u32]) -> Vec<u32> {
-    let mut mask = vec![0; VOCAB.div_ceil(32) as usize];
-    ids.iter()
-        .for_each(|&id| mask[id as usize / 32] |= 1 << (id % 32));
-    mask
-}
-
 fn masked(prompt: &[u32], max_tokens: u32) -> Submission<'_> {
     Submission {
         masked_vocab_size: VOCAB,
@@ -36,41 +27,15 @@ fn masked(prompt: &[u32], max_tokens: u32) -> Submission<'_> {
     }
 }
 
-/// Delivers the masks of request `seed` until it is over, each after a pause of up to `pause`.
-fn feed(mut feed: MaskFeed, seed: u64, pause: Duration) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        let (mut tokens, mut random) = (Vec::new(), Random(seed));
-        loop {
-            std::thread::sleep(pause * random.below(3) / 2);
-            let mask = allowed(seed, tokens.len()).map(|ids| bits(&ids));
-            if !feed.deliver(mask.as_deref()).expect("reachable") {
-                return;
-            }
-            let before = tokens.len();
-            while tokens.len() == before {
-                if block_on(&mut feed, &mut tokens) == FeedProgress::Over {
-                    return;
-                }
-            }
-        }
+/// Delivers the masks of request `seed`, each after a pause of up to `pause`.
+fn feed_masks(feed: MaskFeed, seed: u64, pause: Duration) -> JoinHandle<()> {
+    mask_feed::feed(feed, move |k| {
+        let pause = pause * Random(seed * 7919 + k as u64).below(3) / 2;
+        (
+            pause,
+            allowed(seed, k).map(|ids| bits(&ids, VOCAB as usize)),
+        )
     })
-}
-
-fn block_on(feed: &mut MaskFeed, tokens: &mut Vec<u32>) -> FeedProgress {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(poll_fn(|cx| feed.poll_tokens(cx, tokens)));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(progress) => return progress,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 struct Traffic {
@@ -94,7 +59,8 @@ fn submit(client: &RingClient, num_requests: u64, pause: Duration) -> Traffic {
             Submission::new(prompt, MAX_TOKENS)
         };
         let mut handle = client.submit(&submission).unwrap();
-        feeds.extend(handle.take_mask_feed().map(|f| feed(f, seed, pause)));
+        let feed = handle.take_mask_feed();
+        feeds.extend(feed.map(|feed| feed_masks(feed, seed, pause)));
         handles.push(handle);
     }
     Traffic {

@@ -3,8 +3,9 @@
 //! Everything is checked here, as [`crate::sampling::RowState::bind`] checks it, so that kernels need not: a binding
 //! that fails becomes a row that answers every sample with the reason.
 
-use izar_kernels::{BindingRecord, RowFlags, SamplerRow};
-use izar_ring::{BadRequest, EngineError, LogitBias};
+use izar_kernels::{BindingRecord, MappedRegion, RowFlags, SamplerRow};
+use izar_ring::{BadRequest, EngineError, LogitBias, MASK_BUFFERS, mask_words};
+use izar_transport::TokenMasks;
 
 use crate::driver::RowBinding;
 use crate::sampling::elementary::ln_positive;
@@ -19,6 +20,8 @@ const BAD_WORD_WORDS: usize = 3;
 pub(super) struct Encoder {
     limits: RowLimits,
     list_capacity: usize,
+    /// Where masked rows find their masks.
+    ring: Option<MappedRegion>,
     biases: Vec<LogitBias>,
 }
 
@@ -40,6 +43,13 @@ impl Writer<'_> {
     }
 }
 
+/// Where a masked row looks for its masks; addresses are the device's.
+struct MaskPlace {
+    generation: u32,
+    word: u64,
+    area: u64,
+}
+
 /// What of a binding's history a row needs.
 struct History<'a> {
     /// To mark as seen.
@@ -55,8 +65,14 @@ impl Encoder {
         Self {
             limits,
             list_capacity,
+            ring: None,
             biases: Vec::new(),
         }
+    }
+
+    /// Masked rows find their masks in `ring` from now on.
+    pub(super) fn map_ring(&mut self, ring: MappedRegion) {
+        self.ring = Some(ring);
     }
 
     /// Words that no binding exceeds.
@@ -117,18 +133,17 @@ impl Encoder {
             .check(&binding.params, &lists, prompt, generated)
             .map_err(|_| EngineError::RequestChanged)?;
         self.check_list_words(binding)?;
-        // What this back end does not do is refused, not done without.
-        if binding.masks.is_some() || binding.prompt_logprobs.is_some() {
-            return Err(EngineError::BadRequest(BadRequest::Flags));
-        }
+        let masks = binding.masks.as_ref();
+        let masks = masks.map(|masks| self.locate(masks)).transpose()?;
 
         let has_mask = !binding.allowed_ids.is_empty();
         let history = history(binding, prompt, generated);
         let lists_at = writer.len as u32;
         let num_bad_words = self.push_lists(binding, writer);
         let num_list_words = writer.len as u32 - lists_at;
+        let state = state(binding, has_mask, num_bad_words, generated.len());
         Ok(BindingRecord {
-            state: state(binding, has_mask, num_bad_words, generated.len()),
+            state: with_masks(state, masks),
             row: binding.row,
             lists_at,
             num_list_words,
@@ -146,6 +161,23 @@ impl Encoder {
             last_token: last_token(binding),
             reserved: [0; 5],
         })
+    }
+
+    /// Where the device finds a request's masks. A ring that it does not see has none for it.
+    fn locate(&self, masks: &TokenMasks) -> Result<MaskPlace, EngineError> {
+        let source = masks.source();
+        let words = mask_words(self.limits.vocab_size as u32);
+        let area_bytes = u64::from(MASK_BUFFERS * words) * 8;
+        let ring = self.ring.as_ref();
+        let place = ring.and_then(|ring| {
+            ring.address_of(source.area_offset() + area_bytes)?;
+            Some(MaskPlace {
+                generation: source.generation(),
+                word: ring.address_of(source.word_offset())?,
+                area: ring.address_of(source.area_offset())?,
+            })
+        });
+        place.ok_or(EngineError::BadRequest(BadRequest::Flags))
     }
 
     fn check_list_words(&self, binding: &RowBinding) -> Result<(), EngineError> {
@@ -266,6 +298,19 @@ fn state(
         num_bad_words,
         num_generated: num_generated as u32,
         ..SamplerRow::unbound()
+    }
+}
+
+fn with_masks(state: SamplerRow, masks: Option<MaskPlace>) -> SamplerRow {
+    let Some(place) = masks else {
+        return state;
+    };
+    SamplerRow {
+        flags: state.flags | RowFlags::MASKED,
+        mask_generation: place.generation,
+        mask_word: place.word,
+        mask_area: place.area,
+        ..state
     }
 }
 

@@ -147,15 +147,10 @@ fn what_the_cpu_sampler_refuses_becomes_a_broken_row() {
 }
 
 #[test]
-fn what_this_back_end_does_not_do_is_refused() {
-    let mut one = binding(0);
-    one.prompt_logprobs = Some(0);
-    let got = record(&encode(&[one]).1, 0);
-    let refused = EngineError::BadRequest(BadRequest::Flags);
-    assert_eq!(
-        (got.state.flags, got.state.error),
-        (RowFlags::BROKEN, refused.code().into())
-    );
+fn a_prompt_that_is_scored_changes_nothing_of_its_row() {
+    let mut scored = binding(0);
+    scored.prompt_logprobs = Some(0);
+    assert_eq!(encode(&[scored]).1, encode(&[binding(0)]).1);
 }
 
 #[test]
