@@ -1,5 +1,5 @@
 //! Times moe_ffn over layers with distinct weights at the sizes of Qwen3-30B-A3B against the memory's read ceiling, counting
-//! the experts that the tokens really chose.
+//! the experts that the tokens really chose. Up to 64 tokens norm and router are part of it; beyond, logits are given.
 //!
 //! `bench_moe [OUT.json]`. Each line one captured graph of all layers, median of the replays.
 
@@ -7,8 +7,8 @@ use std::error::Error;
 
 use half::bf16;
 use izar_kernels::{
-    CudaError, Device, DeviceBuffer, DeviceWord, Event, Graph, Matrix, MoeFfn, MoeShape,
-    MoeWorkspace, Stream, fill_random, moe_ffn,
+    CudaError, Device, DeviceBuffer, DeviceWord, Event, Graph, MAX_ROUTER_TOKENS, Matrix,
+    MoeChoice, MoeFfn, MoeShape, MoeWorkspace, Norm, Stream, fill_random, moe_ffn,
 };
 use serde_json::json;
 
@@ -25,6 +25,7 @@ const REPLAYS: usize = 21;
 const CEILING_BYTES_PER_US: f64 = 4.65e6;
 
 struct Layer {
+    router: DeviceBuffer<bf16>,
     gate_up: DeviceBuffer<bf16>,
     down: DeviceBuffer<bf16>,
 }
@@ -53,32 +54,51 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layers = (0..LAYERS as u32)
         .map(|layer| {
             let len = experts as usize * expert_elements / 3;
+            let router_len = (experts * hidden) as usize;
             Ok(Layer {
+                router: random(&stream, router_len, 1_000_000 + layer)?,
                 gate_up: random(&stream, 2 * len, 2 * layer)?,
                 down: random(&stream, len, 2 * layer + 1)?,
             })
         })
         .collect::<Result<Vec<_>, CudaError>>()?;
+    let norm = random(&stream, hidden as usize, 999)?;
+    let norm = Norm {
+        weight: Matrix::dense(&norm, 1, hidden)?,
+        epsilon: 1e-6,
+    };
     let workspace = MoeWorkspace::new(&device, &stream, SHAPE, 2048)?;
     let mut rows = Vec::new();
     println!(
         "{:>6} {:>8} {:>9} {:>9} {:>7} {:>9}",
         "tokens", "experts", "us", "floor us", "/ floor", "TFLOP/s"
     );
-    for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048] {
+    for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048] {
         let x = random(&stream, (tokens * hidden) as usize, 1)?;
-        let y = random(&stream, (tokens * hidden) as usize, 2)?;
+        let residual = random(&stream, (tokens * hidden) as usize, 2)?;
+        let residual = Matrix::dense(&residual, tokens, hidden)?;
+        let x = Matrix::dense(&x, tokens, hidden)?;
         let meta = DeviceBuffer::from_slice(&stream, &[tokens])?;
         let logits = (0..LAYERS as u32)
             .map(|layer| router_logits(&stream, tokens, 1000 + layer * 4096 + tokens))
             .collect::<Result<Vec<_>, CudaError>>()?;
         let launch = |layer: usize| -> Result<(), Box<dyn Error>> {
+            let choice = if tokens <= MAX_ROUTER_TOKENS {
+                MoeChoice::Router {
+                    residual,
+                    norm,
+                    weight: Matrix::dense(&layers[layer].router, experts, hidden)?,
+                }
+            } else {
+                MoeChoice::Logits(Matrix::dense(&logits[layer], tokens, experts)?)
+            };
             let ffn = MoeFfn {
-                logits: Matrix::dense(&logits[layer], tokens, experts)?,
-                x: Matrix::dense(&x, tokens, hidden)?,
+                choice,
+                x,
                 gate_up: Matrix::dense(&layers[layer].gate_up, experts * 2 * inner, hidden)?,
                 down: Matrix::dense(&layers[layer].down, experts * hidden, inner)?,
-                y: Matrix::dense(&y, tokens, hidden)?,
+                y: residual,
+                normed: Some((norm, x)),
                 tokens_here: DeviceWord::new(&meta, 0),
             };
             Ok(moe_ffn(&stream, &ffn, &workspace)?)

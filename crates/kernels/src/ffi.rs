@@ -87,10 +87,15 @@ unsafe extern "C" {
     pub(crate) fn izar_gather_rows(args: *const crate::gather_rows::Args, stream: RawStream)
     -> i32;
     pub(crate) fn izar_moe_route(args: *const crate::moe::RouteArgs, stream: RawStream) -> i32;
+    pub(crate) fn izar_moe_select(args: *const crate::moe::SelectArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_moe_gather(args: *const crate::moe::GatherArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_moe_combine(args: *const crate::moe::CombineArgs, stream: RawStream) -> i32;
     pub(crate) fn izar_expert_projection(
         args: *const crate::moe::ExpertProjectionArgs,
+        stream: RawStream,
+    ) -> i32;
+    pub(crate) fn izar_expert_gemm(
+        args: *const crate::moe::ExpertGemmArgs,
         stream: RawStream,
     ) -> i32;
     pub(crate) fn izar_swiglu(args: *const crate::swiglu::Args, stream: RawStream) -> i32;

@@ -63,9 +63,11 @@ not_built! {
     izar_rms_norm(*const RmsNormArgs, RawStream);
     izar_gather_rows(*const crate::gather_rows::Args, RawStream);
     izar_moe_route(*const crate::moe::RouteArgs, RawStream);
+    izar_moe_select(*const crate::moe::SelectArgs, RawStream);
     izar_moe_gather(*const crate::moe::GatherArgs, RawStream);
     izar_moe_combine(*const crate::moe::CombineArgs, RawStream);
     izar_expert_projection(*const crate::moe::ExpertProjectionArgs, RawStream);
+    izar_expert_gemm(*const crate::moe::ExpertGemmArgs, RawStream);
     izar_swiglu(*const crate::swiglu::Args, RawStream);
     izar_rope_and_kv_write(*const crate::rope_and_kv_write::Args, RawStream);
     izar_rope_table(*const c_void, *mut c_void, *mut c_void, u32, u32, f32, RawStream);

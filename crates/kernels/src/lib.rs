@@ -71,7 +71,7 @@ pub use linear::{Linear, LinearError, LinearProjection};
 pub use mapped_region::MappedRegion;
 pub use matrix::{Matrix, MatrixError, Output};
 pub use memory::DeviceBuffer;
-pub use moe::{MoeFfn, MoeShape, MoeWorkspace, moe_ffn};
+pub use moe::{MAX_ROUTER_TOKENS, MoeChoice, MoeFfn, MoeShape, MoeWorkspace, Norm, moe_ffn};
 pub use paged_decode_attention::{
     AttentionError, AttentionWorkspace, KvCache, PagedDecodeAttention, paged_decode_attention,
     reference_attention,

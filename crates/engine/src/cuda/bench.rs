@@ -114,10 +114,7 @@ impl StepBench {
     /// Those of the copy.
     pub fn distinct_experts(&self) -> Result<u32, ExecutorError> {
         let CudaExecutor { model, stream, .. } = &self.executor;
-        match &model.experts {
-            Some(experts) => Ok(experts.num_distinct(stream)?),
-            None => Ok(0),
-        }
+        Ok(model.num_distinct_experts(stream)?)
     }
 
     /// Microseconds of the device for one step.

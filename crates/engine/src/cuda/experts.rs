@@ -2,8 +2,8 @@
 //! [`moe_ffn`](izar_kernels::moe_ffn). One set, used by every such layer in turn.
 
 use izar_kernels::{
-    CudaError, DeviceBuffer, DeviceWord, LaunchError, Matrix, MoeFfn, MoeShape, MoeWorkspace,
-    StepMeta, Stream, moe_ffn,
+    CudaError, DeviceBuffer, DeviceWord, LaunchError, Matrix, MoeChoice, MoeFfn, MoeShape,
+    MoeWorkspace, Norm, StepMeta, Stream, moe_ffn,
 };
 use izar_model::ModelConfig;
 
@@ -20,6 +20,8 @@ pub(super) struct Experts {
 
 /// A layer's weights and where it reads and writes.
 pub(super) struct ExpertLayer<'a> {
+    /// What decides on the experts.
+    pub(super) choice: MoeChoice<'a>,
     /// `[experts * 2 * moe_intermediate, hidden]`.
     pub(super) gate_up: Matrix<'a>,
     /// `[experts * hidden, moe_intermediate]`.
@@ -28,6 +30,8 @@ pub(super) struct ExpertLayer<'a> {
     pub(super) x: Matrix<'a>,
     /// `[tokens, hidden]`, added to.
     pub(super) residual: Matrix<'a>,
+    /// The norm of the finished residual stream, and where it goes.
+    pub(super) normed: Option<(Norm<'a>, Matrix<'a>)>,
     /// Of the step that is running.
     pub(super) meta: &'a DeviceBuffer<StepMeta>,
 }
@@ -73,18 +77,19 @@ impl Experts {
             .expect("a bucket is no larger than the largest step")
     }
 
-    /// Records a layer whose router has run.
+    /// Records a layer.
     pub(super) fn record(
         &self,
         stream: &Stream,
         layer: &ExpertLayer<'_>,
     ) -> Result<(), LaunchError> {
         let ffn = MoeFfn {
-            logits: self.router_logits(layer.x.rows()),
+            choice: layer.choice,
             x: layer.x,
             gate_up: layer.gate_up,
             down: layer.down,
             y: layer.residual,
+            normed: layer.normed,
             tokens_here: DeviceWord::new(layer.meta, std::mem::offset_of!(StepMeta, num_tokens)),
         };
         moe_ffn(stream, &ffn, &self.workspace)

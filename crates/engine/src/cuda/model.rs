@@ -32,8 +32,7 @@ pub(super) struct CudaModel {
     pub(super) attention: AttentionWorkspace,
     projections: ProjectionWorkspace,
     linear: Linear,
-    /// For layers with experts.
-    pub(super) experts: Option<Experts>,
+    experts: Option<Experts>,
     /// By layer: keys, values.
     cache: Vec<(DeviceBuffer<bf16>, DeviceBuffer<bf16>)>,
 }
@@ -118,6 +117,20 @@ impl CudaModel {
             ("sampler", self.sampler_bytes),
             ("experts", self.experts.as_ref().map_or(0, Experts::bytes)),
         ]
+    }
+
+    /// For layers with experts.
+    ///
+    /// # Panics
+    /// If the model has none.
+    pub(super) fn experts(&self) -> &Experts {
+        self.experts.as_ref().expect("a model with such a layer")
+    }
+
+    /// Waits for the stream and says how many experts the tokens of the last layer that ran chose together; 0 without any.
+    pub(super) fn num_distinct_experts(&self, stream: &Stream) -> Result<u32, CudaError> {
+        let distinct = |experts: &Experts| experts.num_distinct(stream);
+        self.experts.as_ref().map_or(Ok(0), distinct)
     }
 
     /// Keys and values of a layer.

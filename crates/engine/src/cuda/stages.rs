@@ -5,7 +5,7 @@
 pub enum Stage {
     /// The plan expanded, tokens embedded.
     Inputs,
-    /// Every normalisation.
+    /// Every normalisation that is a kernel of its own.
     Norms,
     /// Queries, keys and values projected.
     Qkv,

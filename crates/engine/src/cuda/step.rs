@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! expand plan │ embed │ per layer: norm │ qkv │ heads, KV │ attention │ output, + residual
-//!             │                      norm │ gate and up, SwiGLU │ down, + residual (or the experts)
+//!             │                      norm │ gate and up, SwiGLU │ down, + residual
+//!             │          (or experts: norm, router, choice │ gate and up, SwiGLU, down │ sum, + residual, next layer's norm)
 //! rows that sample │ norm │ head │ masks │ sampler │ marks
 //! ```
 //!
@@ -11,10 +12,10 @@
 //! wrote is there for every later one.
 
 use izar_kernels::{
-    DeviceWord, ExpandPlan, HeadNorms, LinearProjection, MAX_DECODE_TOKENS, Mark, Matrix,
-    PagedDecodeAttention, PagedPrefillAttention, RmsNorm, RopeAndKvWrite, StepMeta, Stream, embed,
-    expand_plan, gather_rows, paged_decode_attention, paged_prefill_attention, rms_norm,
-    rope_and_kv_write, step_mark, swiglu,
+    DeviceWord, ExpandPlan, HeadNorms, LinearProjection, MAX_DECODE_TOKENS, MAX_ROUTER_TOKENS,
+    Mark, Matrix, MoeChoice, Norm, PagedDecodeAttention, PagedPrefillAttention, RmsNorm,
+    RopeAndKvWrite, StepMeta, Stream, embed, expand_plan, gather_rows, paged_decode_attention,
+    paged_prefill_attention, rms_norm, rope_and_kv_write, step_mark, swiglu,
 };
 
 use super::buffers::Rows;
@@ -45,7 +46,7 @@ pub(super) fn record(
     }
     for (idx, layer) in model.weights.layers.iter().enumerate() {
         step.attention(idx, layer)?;
-        step.feed_forward(layer)?;
+        step.feed_forward(idx, layer)?;
     }
     if variant.has(Stage::Head) {
         step.head()?;
@@ -128,7 +129,9 @@ impl<'a> Recorder<'a> {
         let acts = &self.model.activations;
         let [residual, normed, qkv, attended] =
             [&acts.residual, &acts.normed, &acts.qkv, &acts.attended].map(|rows| self.rows(rows));
-        self.norm(residual, layer.attn_norm(), normed)?;
+        if !self.is_normed_by_experts(idx) {
+            self.norm(residual, layer.attn_norm(), normed)?;
+        }
         let projection = LinearProjection {
             weight: layer.wqkv(),
             x: normed,
@@ -225,19 +228,22 @@ impl<'a> Recorder<'a> {
     }
 
     /// The feed-forward part of a layer, added to the residual stream.
-    fn feed_forward(&self, layer: &'a CudaLayer) -> Result<(), StepError> {
+    fn feed_forward(&self, idx: usize, layer: &'a CudaLayer) -> Result<(), StepError> {
         let acts = &self.model.activations;
         let [residual, normed, inner] =
             [&acts.residual, &acts.normed, &acts.inner].map(|rows| self.rows(rows));
-        self.norm(residual, layer.ffn_norm(), normed)?;
         let (gate_up, down) = match &layer.ffn {
             Ffn::Dense { gate_up, down } => (gate_up, down),
             Ffn::Moe {
                 router,
                 gate_up,
                 down,
-            } => return self.experts(router.view(), [gate_up.view(), down.view()]),
+            } => {
+                let choice = self.choice(layer, router.view())?;
+                return self.experts(idx, choice, [gate_up.view(), down.view()]);
+            }
         };
+        self.norm(residual, layer.ffn_norm(), normed)?;
         self.gate_up(gate_up.view(), normed, inner)?;
         let projection = LinearProjection {
             weight: down.view(),
@@ -249,34 +255,71 @@ impl<'a> Recorder<'a> {
         self.project(Stage::Down, projection)
     }
 
-    /// The feed-forward part of a layer with experts, added to the residual stream.
-    fn experts(&self, router: Matrix<'a>, weights: [Matrix<'a>; 2]) -> Result<(), StepError> {
-        let model = self.model;
-        let Some(experts) = model
-            .experts
-            .as_ref()
-            .filter(|_| self.variant.has(Stage::Experts))
-        else {
-            return Ok(());
-        };
-        let x = self.rows(&model.activations.normed);
+    /// What decides on a layer's experts. For few tokens that is part of the experts' kernels, norm included.
+    fn choice(&self, layer: &'a CudaLayer, router: Matrix<'a>) -> Result<MoeChoice<'a>, StepError> {
+        let acts = &self.model.activations;
+        let [residual, normed] = [&acts.residual, &acts.normed].map(|rows| self.rows(rows));
+        let tokens = self.bucket.num_tokens;
+        if tokens <= MAX_ROUTER_TOKENS {
+            return Ok(MoeChoice::Router {
+                residual,
+                norm: self.norm_of(layer.ffn_norm()),
+                weight: router,
+            });
+        }
+        self.norm(residual, layer.ffn_norm(), normed)?;
+        let logits = self.model.experts().router_logits(tokens);
         let projection = LinearProjection {
             weight: router,
-            x,
-            y: experts.router_logits(self.bucket.num_tokens).into(),
+            x: normed,
+            y: logits.into(),
             bias: None,
             residual: None,
         };
         self.project(Stage::Experts, projection)?;
-        let [gate_up, down] = weights;
+        Ok(MoeChoice::Logits(logits))
+    }
+
+    /// The feed-forward part of a layer with experts, added to the residual stream.
+    fn experts(
+        &self,
+        idx: usize,
+        choice: MoeChoice<'a>,
+        [gate_up, down]: [Matrix<'a>; 2],
+    ) -> Result<(), StepError> {
+        if !self.variant.has(Stage::Experts) {
+            return Ok(());
+        }
+        let model = self.model;
+        let normed = self.rows(&model.activations.normed);
+        let next = model.weights.layers.get(idx + 1);
+        let next = next.filter(|_| self.variant.has(Stage::Norms));
         let layer = ExpertLayer {
+            choice,
             gate_up,
             down,
-            x,
+            x: normed,
             residual: self.rows(&model.activations.residual),
+            normed: next.map(|next| (self.norm_of(next.attn_norm()), normed)),
             meta: &model.inputs.meta,
         };
-        Ok(experts.record(self.stream, &layer)?)
+        Ok(model.experts().record(self.stream, &layer)?)
+    }
+
+    /// Whether the experts of the layer before have left the residual stream normalised.
+    fn is_normed_by_experts(&self, idx: usize) -> bool {
+        let before = idx
+            .checked_sub(1)
+            .map(|before| &self.model.weights.layers[before]);
+        self.variant.has(Stage::Experts)
+            && before.is_some_and(|layer| matches!(layer.ffn, Ffn::Moe { .. }))
+    }
+
+    fn norm_of(&self, weight: Matrix<'a>) -> Norm<'a> {
+        Norm {
+            weight,
+            epsilon: self.model.config.rms_norm_eps,
+        }
     }
 
     /// `inner = silu(gate) * up`.

@@ -59,6 +59,10 @@ __device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* address) {
   return value;
 }
 
+__device__ __forceinline__ void st_relaxed_gpu(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ uint32_t ld_acquire_gpu(const uint32_t* address) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

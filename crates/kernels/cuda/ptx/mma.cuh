@@ -30,4 +30,11 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&m)[4], uint32_t sha
                : "memory");
 }
 
+// Stores four 8 x 8 matrices, each transposed; lane i names row i % 8 of matrix i / 8, in shared memory.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t shared_address, const uint32_t (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address), "r"(m[0]),
+               "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
 }  // namespace izar::ptx

@@ -15,6 +15,11 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// Waits for so many threads at one of the block's barriers; 0 is __syncthreads's.
+__device__ __forceinline__ void named_barrier(uint32_t barrier, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Makes this thread's writes of shared memory visible to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

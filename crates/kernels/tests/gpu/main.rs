@@ -8,6 +8,7 @@ mod expand_plan;
 mod gather_rows;
 mod linear;
 mod moe;
+mod moe_router;
 mod paged_cache;
 mod paged_decode_attention;
 mod paged_prefill_attention;

@@ -1,14 +1,14 @@
-//! moe_ffn against f64 on the host.
+//! moe_ffn against f64 on the host, its experts chosen by given logits. `moe_router` has its own router.
 
 use half::bf16;
 use izar_kernels::{
-    CudaError, DeviceBuffer, DeviceWord, Graph, LaunchError, Matrix, MoeFfn, MoeShape,
+    CudaError, DeviceBuffer, DeviceWord, Graph, LaunchError, Matrix, MoeChoice, MoeFfn, MoeShape,
     MoeWorkspace, moe_ffn,
 };
 
 use crate::{Gpu, POISON, gpu, relative_error};
 
-const QWEN3_30B_A3B: MoeShape = MoeShape {
+pub(crate) const QWEN3_30B_A3B: MoeShape = MoeShape {
     num_experts: 128,
     top_k: 8,
     hidden: 2048,
@@ -16,7 +16,7 @@ const QWEN3_30B_A3B: MoeShape = MoeShape {
     normalise: true,
 };
 
-const SMALL: MoeShape = MoeShape {
+pub(crate) const SMALL: MoeShape = MoeShape {
     num_experts: 20,
     top_k: 3,
     hidden: 72,
@@ -25,11 +25,11 @@ const SMALL: MoeShape = MoeShape {
 };
 
 /// A layer, and the device memory of a step of up to `max_tokens`.
-struct Layer {
-    shape: MoeShape,
-    gate_up: DeviceBuffer<bf16>,
-    down: DeviceBuffer<bf16>,
-    workspace: MoeWorkspace,
+pub(crate) struct Layer {
+    pub(crate) shape: MoeShape,
+    pub(crate) gate_up: DeviceBuffer<bf16>,
+    pub(crate) down: DeviceBuffer<bf16>,
+    pub(crate) workspace: MoeWorkspace,
     host_gate_up: Vec<bf16>,
     host_down: Vec<bf16>,
 }
@@ -42,7 +42,7 @@ struct Step {
 }
 
 impl Layer {
-    fn new(gpu: &mut Gpu, shape: MoeShape, max_tokens: u32) -> Self {
+    pub(crate) fn new(gpu: &mut Gpu, shape: MoeShape, max_tokens: u32) -> Self {
         let (hidden, inner) = (shape.hidden as usize, shape.intermediate as usize);
         let experts = shape.num_experts as usize;
         let gate_up = gpu.random(experts * 2 * inner * hidden, 8.0 / (hidden as f32).sqrt());
@@ -114,20 +114,21 @@ impl Layer {
         let shape = self.shape;
         let (experts, hidden, inner) = (shape.num_experts, shape.hidden, shape.intermediate);
         let ffn = MoeFfn {
-            logits: Matrix::dense(logits, bucket, experts).unwrap(),
+            choice: MoeChoice::Logits(Matrix::dense(logits, bucket, experts).unwrap()),
             x: Matrix::dense(x, bucket, hidden).unwrap(),
             gate_up: Matrix::dense(&self.gate_up, experts * 2 * inner, hidden).unwrap(),
             down: Matrix::dense(&self.down, experts * hidden, inner).unwrap(),
             y: Matrix::dense(y, bucket, hidden).unwrap(),
+            normed: None,
             tokens_here: DeviceWord::new(meta, 0),
         };
         moe_ffn(&gpu.stream, &ffn, &self.workspace)
     }
 
     /// The chosen experts, most likely first, and their shares.
-    fn choices(&self, logits: &[f32]) -> Vec<(usize, f64)> {
-        let max = logits.iter().copied().fold(f32::MIN, f32::max);
-        let exp: Vec<f64> = logits.iter().map(|l| f64::from(l - max).exp()).collect();
+    pub(crate) fn choices(&self, logits: &[f64]) -> Vec<(usize, f64)> {
+        let max = logits.iter().copied().fold(f64::MIN, f64::max);
+        let exp: Vec<f64> = logits.iter().map(|l| (l - max).exp()).collect();
         let sum: f64 = exp.iter().sum();
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -138,18 +139,24 @@ impl Layer {
     }
 
     fn wanted(&self, step: &Step, token: usize) -> Vec<f64> {
+        let (hidden, experts) = (self.shape.hidden as usize, self.shape.num_experts as usize);
+        let logits: Vec<f64> = step.logits[token * experts..][..experts]
+            .iter()
+            .map(|&logit| logit.into())
+            .collect();
+        let of_token = |values: &[bf16]| values[token * hidden..][..hidden].to_vec();
+        self.result(&of_token(&step.x), &of_token(&step.y), &logits)
+    }
+
+    /// `y` and the experts' weighted sum for one token.
+    pub(crate) fn result(&self, x: &[bf16], y: &[bf16], logits: &[f64]) -> Vec<f64> {
         let (hidden, inner) = (self.shape.hidden as usize, self.shape.intermediate as usize);
-        let experts = self.shape.num_experts as usize;
-        let x = &step.x[token * hidden..][..hidden];
         let dot = |row: &[bf16], x: &[f64]| -> f64 {
             row.iter().zip(x).map(|(w, x)| w.to_f64() * x).sum()
         };
         let x: Vec<f64> = x.iter().map(|v| v.to_f64()).collect();
-        let mut y: Vec<f64> = step.y[token * hidden..][..hidden]
-            .iter()
-            .map(|v| v.to_f64())
-            .collect();
-        for (expert, share) in self.choices(&step.logits[token * experts..][..experts]) {
+        let mut y: Vec<f64> = y.iter().map(|v| v.to_f64()).collect();
+        for (expert, share) in self.choices(logits) {
             let rows = &self.host_gate_up[expert * 2 * inner * hidden..][..2 * inner * hidden];
             let (gate, up) = rows.split_at(inner * hidden);
             let h: Vec<f64> = gate
@@ -244,27 +251,28 @@ fn a_tokens_result_does_not_depend_on_its_batch() {
     let layer = Layer::new(&mut gpu, QWEN3_30B_A3B, 600);
     let step = layer.step(&mut gpu, 600);
     let hidden = QWEN3_30B_A3B.hidden as usize;
-    let all = layer.run(&gpu, &step, 600);
-    for (first, count) in [
-        (0, 1),
-        (599, 1),
-        (5, 7),
-        (100, 16),
-        (200, 17),
-        (300, 64),
-        (90, 400),
+    let part = |first: usize, count: usize| Step {
+        logits: step.logits[first * 128..][..count * 128].to_vec(),
+        x: step.x[first * hidden..][..count * hidden].to_vec(),
+        y: step.y[first * hidden..][..count * hidden].to_vec(),
+    };
+    // Below 256 tokens, and from there on.
+    for (whole, parts) in [
+        (
+            255,
+            vec![(0, 1), (254, 1), (5, 7), (100, 16), (150, 17), (90, 64)],
+        ),
+        (600, vec![(0, 256), (90, 400), (344, 256)]),
     ] {
-        let part = Step {
-            logits: step.logits[first * 128..][..count * 128].to_vec(),
-            x: step.x[first * hidden..][..count * hidden].to_vec(),
-            y: step.y[first * hidden..][..count * hidden].to_vec(),
-        };
-        let got = layer.run(&gpu, &part, count + 2);
-        let differs = got
-            .iter()
-            .zip(&all[first * hidden..])
-            .position(|(a, b)| a != b);
-        assert_eq!(differs, None, "{count} tokens from {first}");
+        let all = layer.run(&gpu, &part(0, whole), whole);
+        for (first, count) in parts {
+            let got = layer.run(&gpu, &part(first, count), count + count % 2);
+            let differs = got
+                .iter()
+                .zip(&all[first * hidden..])
+                .position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{count} tokens from {first} of {whole}");
+        }
     }
 }
 
