@@ -1,7 +1,8 @@
 //! `izar bench placements`: Albireo's figures for both placements on this machine.
 //!
 //! - Its table 1: what T1, T2, T4 and T5 of a step take, and how much of it keeps the device waiting.
-//! - What each mechanism of `host-async` is worth: the time of a step with it switched off.
+//! - What each mechanism of `host-async` is worth: how long the device waits between two steps with it switched off. They hide the same
+//!   time in part, so their shares need not add up.
 //! - Tokens a second with every sampling feature on and with none.
 //! - KV blocks allocated and used, step by step, and how busy the device is in windows of 20 ms.
 //!
@@ -152,19 +153,20 @@ fn show_parts(measured: &Measured) {
 
 fn show_mechanisms(measured: &Measured) {
     let (all, none) = (
-        find(measured, ASYNC[0].0).period_us,
-        find(measured, ASYNC[4].0).period_us,
+        find(measured, ASYNC[0].0).exposed_us,
+        find(measured, ASYNC[4].0).exposed_us,
     );
     println!(
-        "\n{:<22} {:>10} {:>12} {:>12}",
-        "switched off", "step us", "costs us", "share of all"
+        "\n{:<22} {:>11} {:>10} {:>9} {:>10}",
+        "switched off", "exposed us", "costs us", "of all", "step us"
     );
-    for (name, figures) in &measured[2..7] {
-        let costs = figures.period_us - all;
+    for (name, figures) in &measured[SYNC.len()..][..5] {
+        let costs = figures.exposed_us - all;
         println!(
-            "{name:<22} {:>10.1} {costs:>12.1} {:>11.0}%",
-            figures.period_us,
-            100.0 * costs / (none - all)
+            "{name:<22} {:>11.1} {costs:>10.1} {:>8.0}% {:>10.1}",
+            figures.exposed_us,
+            100.0 * costs / (none - all),
+            figures.period_us
         );
     }
 }

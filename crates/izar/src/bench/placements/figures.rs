@@ -70,11 +70,30 @@ impl Figures {
         }
     }
 
-    /// The run with the median time of a step.
+    /// Medians over runs, figure by figure.
     pub fn median(runs: &[Self]) -> Self {
-        let mut sorted = runs.to_vec();
-        sorted.sort_by(|a, b| a.period_us.total_cmp(&b.period_us));
-        sorted[sorted.len() / 2]
+        let middle = |figure: fn(&Self) -> f64| {
+            let mut values: Vec<f64> = runs.iter().map(figure).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        Self {
+            num_steps: runs[0].num_steps,
+            t1_us: middle(|f| f.t1_us),
+            t2_us: middle(|f| f.t2_us),
+            t3_us: middle(|f| f.t3_us),
+            t4_us: middle(|f| f.t4_us),
+            t5_us: middle(|f| f.t5_us),
+            exposed_us: middle(|f| f.exposed_us),
+            period_us: middle(|f| f.period_us),
+            tokens_per_s: middle(|f| f.tokens_per_s),
+            blocks_allocated: middle(|f| f.blocks_allocated),
+            blocks_used: middle(|f| f.blocks_used),
+            most_unused: runs.iter().map(|f| f.most_unused).max().unwrap_or(0),
+            busy_mean: middle(|f| f.busy_mean),
+            busy_least: middle(|f| f.busy_least),
+            num_windows: runs[0].num_windows,
+        }
     }
 
     /// For the file.

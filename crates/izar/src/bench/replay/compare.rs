@@ -46,21 +46,39 @@ pub fn different_answers(a: &Run, b: &Run) -> Vec<usize> {
         .collect()
 }
 
-/// As [`different_answers`], for runs whose plans differ: a cancellation then finds a request at another token, so of cancelled
-/// requests only what both have must be the same.
-pub fn contradictory_answers(a: &Run, b: &Run) -> Vec<usize> {
-    let contradict = |a: &Outcome, b: &Outcome| {
-        let shorter = a.tokens.len().min(b.tokens.len());
-        let parts = a.parts_from(b).is_some_and(|at| at < shorter);
-        let is_cut = |outcome: &Outcome| outcome.reason == FinishReason::Cancelled;
-        let whole = !is_cut(a) && !is_cut(b);
-        parts || whole && (a.tokens.len() != b.tokens.len() || a.reason != b.reason)
-    };
-    let pairs = a.outcomes.iter().zip(&b.outcomes).enumerate();
-    pairs
-        .filter(|(_, (a, b))| contradict(a, b))
-        .map(|(idx, _)| idx)
-        .collect()
+/// Requests whose answers contradict each other, for runs whose plans differ.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Contradictions {
+    /// Requests that kept their KV blocks from first to last in both runs.
+    pub undisturbed: Vec<usize>,
+    /// Requests that were preempted in either: tokens that had been decoded were then computed again as part of a prompt.
+    pub preempted: Vec<usize>,
+}
+
+impl Contradictions {
+    /// As [`different_answers`], but where plans differ, a cancellation finds a request at another token: of cancelled requests only what
+    /// both have must be the same.
+    pub fn find(a: &Run, b: &Run) -> Self {
+        let mut found = Self::default();
+        for (request, (a, b)) in a.outcomes.iter().zip(&b.outcomes).enumerate() {
+            if !contradict(a, b) {
+                continue;
+            }
+            match a.num_preemptions + b.num_preemptions {
+                0 => found.undisturbed.push(request),
+                _ => found.preempted.push(request),
+            }
+        }
+        found
+    }
+}
+
+fn contradict(a: &Outcome, b: &Outcome) -> bool {
+    let shorter = a.tokens.len().min(b.tokens.len());
+    let parts = a.parts_from(b).is_some_and(|at| at < shorter);
+    let is_cut = |outcome: &Outcome| outcome.reason == FinishReason::Cancelled;
+    let whole = !is_cut(a) && !is_cut(b);
+    parts || whole && (a.tokens.len() != b.tokens.len() || a.reason != b.reason)
 }
 
 /// FNV-1a over all token ids and lengths, to compare runs on different machines.
@@ -189,6 +207,7 @@ mod tests {
         Outcome {
             tokens: ids.iter().map(token).collect(),
             reason,
+            num_preemptions: 0,
         }
     }
 
@@ -206,14 +225,22 @@ mod tests {
         use FinishReason::{Cancelled, Length};
         let long = || outcome(&[1, 2, 3], Cancelled);
         let a = run(vec![long(), long(), long(), outcome(&[1, 2, 3], Length)]);
+        let preempted = Outcome {
+            num_preemptions: 1,
+            ..outcome(&[1, 2], Length)
+        };
         let b = run(vec![
             outcome(&[1, 2], Cancelled),
             outcome(&[1, 2, 3], Length),
             outcome(&[1, 9], Cancelled),
-            outcome(&[1, 2], Length),
+            preempted,
         ]);
         assert_eq!(different_answers(&a, &b), [0, 1, 2, 3]);
-        assert_eq!(contradictory_answers(&a, &b), [2, 3]);
+        let expected = Contradictions {
+            undisturbed: vec![2],
+            preempted: vec![3],
+        };
+        assert_eq!(Contradictions::find(&a, &b), expected);
         assert_eq!(different_answers(&a, &a.clone()), [0usize; 0]);
         assert_ne!(fingerprint(&a), fingerprint(&b));
     }

@@ -7,7 +7,8 @@
 //!   launch, but planned like the first. Plans and answers must be the same, bit for bit, whatever the step's size;
 //! - in `host-sync`, which learns one step earlier what has stopped and so plans differently. Where results do not depend on the step
 //!   (on the CPU, and on a GPU up to 64 tokens a step), every answer must still be the same; one that was cancelled may be cut at
-//!   another token.
+//!   another token. On a GPU that holds for requests that were not preempted: tokens that were decoded are then computed again as
+//!   part of a prompt, by other kernels.
 //!
 //! Then both placements run freely with the engine's own step size: all requests at once. Where the same request gets different tokens, the
 //! first decision that differs is listed with its margin; above the tolerance that is a failure.
@@ -23,7 +24,7 @@ use izar_engine::driver::{Overlap, Placement};
 use izar_transport::client::FinishReason;
 use serde_json::{Value, json};
 
-use self::compare::Divergence;
+use self::compare::{Contradictions, Divergence};
 use self::run::{Run, Target};
 use self::schedule::Schedule;
 use super::engine::{Sizes, on_cuda};
@@ -45,7 +46,11 @@ pub fn run(args: &BenchReplayArgs) -> Result<()> {
         num_kv_blocks: Some(schedule.num_kv_blocks),
         prefix_caching: true,
     };
-    let is_invariant = !on_cuda || sizes.max_num_batched_tokens <= Some(INVARIANT_TOKENS);
+    let promise = match on_cuda {
+        false => Promise::All,
+        true if sizes.max_num_batched_tokens <= Some(INVARIANT_TOKENS) => Promise::Undisturbed,
+        true => Promise::None,
+    };
     let target = Target {
         checkpoint: &checkpoint,
         on_cuda,
@@ -59,7 +64,7 @@ pub fn run(args: &BenchReplayArgs) -> Result<()> {
         args.max_num_batched_tokens
     );
     let mut verdict = Verdict::default();
-    let replayed = replay(&target, &schedule, is_invariant, &mut verdict)?;
+    let replayed = replay(&target, &schedule, promise, &mut verdict)?;
     let free = match args.no_free {
         true => Value::Null,
         false => {
@@ -76,6 +81,27 @@ pub fn run(args: &BenchReplayArgs) -> Result<()> {
     write_json(args.model.json.as_deref(), &figures)?;
     ensure!(verdict.0.is_empty(), "{}", verdict.0.join("; "));
     Ok(())
+}
+
+/// Which answers must not depend on the plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Promise {
+    /// All.
+    All,
+    /// Those of requests that were not preempted.
+    Undisturbed,
+    /// None: results depend on the step's size.
+    None,
+}
+
+impl Promise {
+    fn explanation(self) -> &'static str {
+        match self {
+            Self::All => "",
+            Self::Undisturbed => " (these may: other kernels compute again what was decoded)",
+            Self::None => " (all may: results depend on the step's size)",
+        }
+    }
 }
 
 /// What must not be.
@@ -113,7 +139,7 @@ fn schedule(args: &BenchReplayArgs) -> Result<Schedule> {
 fn replay(
     target: &Target<'_>,
     schedule: &Schedule,
-    is_invariant: bool,
+    promise: Promise,
     verdict: &mut Verdict,
 ) -> Result<Value> {
     heading();
@@ -131,26 +157,32 @@ fn replay(
     verdict.expect(different.is_empty(), || {
         format!("same plans, but requests {different:?} were answered differently")
     });
-    let contradictory = compare::contradictory_answers(&ahead, &sync);
-    verdict.expect(contradictory.is_empty() || !is_invariant, || {
-        format!("host-sync and host-async contradict each other in requests {contradictory:?}")
+    let Contradictions {
+        undisturbed,
+        preempted,
+    } = Contradictions::find(&ahead, &sync);
+    let kept = undisturbed.is_empty() && (preempted.is_empty() || promise != Promise::All);
+    verdict.expect(kept || promise == Promise::None, || {
+        format!(
+            "host-sync and host-async contradict each other in requests {undisturbed:?} and, preempted, {preempted:?}"
+        )
+    });
+    let plans = other_plan.map_or("plans equal".to_owned(), |step| {
+        format!("plans differ from step {step} on")
     });
     println!(
-        "host-async and the same plans in step: {} plans differ, {} of {} answers differ\n\
-         host-async and host-sync on plans of their own: {} answers contradict each other{}",
-        usize::from(other_plan.is_some()),
+        "host-async and the same plans in step: {plans}, {} of {} answers differ\n\
+         host-async and host-sync on plans of their own: {} answers contradict each other, and {} of preempted requests{}",
         different.len(),
         schedule.requests.len(),
-        contradictory.len(),
-        if is_invariant {
-            ""
-        } else {
-            " (they may: results depend on the step's size)"
-        }
+        undisturbed.len(),
+        preempted.len(),
+        promise.explanation()
     );
     Ok(
         json!({"runs": [ahead_line, stepwise_line, sync_line], "first_other_plan": other_plan,
-        "different_on_same_plans": different, "contradictory_on_own_plans": contradictory}),
+        "different_on_same_plans": different, "contradictory_on_own_plans": undisturbed,
+        "contradictory_and_preempted": preempted}),
     )
 }
 

@@ -27,6 +27,8 @@ pub struct Outcome {
     pub tokens: Vec<GeneratedToken>,
     /// Why it ended.
     pub reason: FinishReason,
+    /// How often it lost its KV blocks and was computed again.
+    pub num_preemptions: u32,
 }
 
 impl Outcome {
@@ -168,6 +170,7 @@ impl<'a> Replayer<'a> {
             self.outcomes.push(Outcome {
                 tokens: Vec::new(),
                 reason: FinishReason::Length,
+                num_preemptions: 0,
             });
         }
         for (handle, request) in self.handles.iter().zip(requests) {
@@ -188,6 +191,7 @@ impl<'a> Replayer<'a> {
             let Some(handle) = place else { continue };
             if let Some(Finished(finish)) = handle.try_next(&mut outcome.tokens) {
                 outcome.reason = finish.reason;
+                outcome.num_preemptions = finish.num_preemptions;
                 *place = None;
                 self.num_ended += 1;
             }
@@ -241,5 +245,6 @@ fn outcome(handle: &mut RequestHandle) -> Result<Outcome> {
     Ok(Outcome {
         tokens,
         reason: finish.reason,
+        num_preemptions: finish.num_preemptions,
     })
 }
