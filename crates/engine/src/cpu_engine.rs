@@ -48,6 +48,8 @@ pub struct CpuEngineOptions {
     pub seed: Option<u64>,
     /// What front ends call the model.
     pub model_name: String,
+    /// What front ends call the machine it runs on.
+    pub hardware: String,
     /// What an experiment changes and watches; the default is nothing.
     pub study: Study,
 }
@@ -67,6 +69,7 @@ impl Default for CpuEngineOptions {
             chunked_prefill: true,
             seed: None,
             model_name: "model".into(),
+            hardware: "CPU".into(),
             study: Study::default(),
         }
     }
@@ -179,6 +182,7 @@ impl CpuEngine {
             seed: options.seed,
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
+            hardware: options.hardware.clone(),
             mask_timeout: DEFAULT_MASK_TIMEOUT,
             study: options.study.clone(),
         };

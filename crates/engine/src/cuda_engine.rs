@@ -38,6 +38,8 @@ pub struct CudaEngineOptions {
     pub seed: Option<u64>,
     /// What front ends call the model.
     pub model_name: String,
+    /// What front ends call the machine it runs on.
+    pub hardware: String,
     /// What an experiment changes and watches; the default is nothing.
     pub study: Study,
 }
@@ -55,6 +57,7 @@ impl Default for CudaEngineOptions {
             chunked_prefill: true,
             seed: None,
             model_name: "model".into(),
+            hardware: "GPU".into(),
             study: Study::default(),
         }
     }
@@ -171,6 +174,7 @@ impl CudaEngine {
             seed: options.seed,
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
+            hardware: options.hardware.clone(),
             mask_timeout: DEFAULT_MASK_TIMEOUT,
             study: options.study.clone(),
         };

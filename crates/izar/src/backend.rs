@@ -15,6 +15,7 @@ use izar_transport::InProcess;
 use izar_transport::client::{ClientOptions, EngineHealth, RingClient};
 
 use crate::cli::{ComputeType, DeviceChoice, EngineArgs, Format, Scheduler};
+use crate::doctor;
 use crate::memory;
 use crate::progress::Loading;
 use crate::text;
@@ -142,6 +143,7 @@ fn start_cpu(
         chunked_prefill: args.chunked_prefill(),
         seed: args.seed,
         model_name: model_name.to_owned(),
+        hardware: doctor::processor(args.threads),
         ..defaults
     };
     let running = CpuEngine::start(checkpoint, &options, progress)?;
@@ -206,6 +208,7 @@ pub fn cuda_options(
         chunked_prefill: args.chunked_prefill(),
         seed: args.seed,
         model_name: model_name.to_owned(),
+        hardware: doctor::first_gpu().unwrap_or_else(|| "unknown GPU".to_owned()),
         ..defaults
     })
 }

@@ -32,6 +32,15 @@
 // Size of one result record, in bytes.
 #define IZAR_RING_RESULT_BYTES 64
 
+// Size of the step log's first line, which holds its head word, in bytes.
+#define IZAR_RING_STEP_LOG_HEAD_BYTES 128
+
+// Size of one step record, in bytes.
+#define IZAR_RING_STEP_RECORD_BYTES 96
+
+// Steps the log holds.
+#define IZAR_RING_STEP_LOG_LEN 1024
+
 // Size of one output token record, in bytes.
 #define IZAR_RING_OUTPUT_BYTES 16
 
@@ -132,10 +141,16 @@
 #define IZAR_RING_MAGIC 5138124842792475209
 
 // Version of this byte map and these rules.
-#define IZAR_RING_VERSION 2
+#define IZAR_RING_VERSION 3
 
 // Longest model name the header holds, in bytes.
 #define IZAR_RING_MODEL_NAME_BYTES 256
+
+// Longest name of a placement the header holds, in bytes.
+#define IZAR_RING_PLACEMENT_BYTES 32
+
+// Longest description of hardware the header holds, in bytes.
+#define IZAR_RING_HARDWARE_BYTES 128
 
 // Byte offset of the engine-state word.
 #define IZAR_RING_HEADER_STATE 1024
@@ -480,7 +495,7 @@ typedef struct IzarRingStepStats {
 // The header as it lies in the ring. All of it is written by the engine.
 //
 // Everything before `state` is constant once the magic is there, except the description (from
-// `max_model_len` to `model_name`), which is constant once the engine is ready.
+// `max_model_len` to `hardware`), which is constant once the engine is ready.
 typedef struct IzarRingHeader {
   // [`RING_MAGIC`], stored last at creation (SYNC ring-created).
   uint64_t magic;
@@ -514,6 +529,8 @@ typedef struct IzarRingHeader {
   uint64_t requests_offset;
   // Start of the result records.
   uint64_t results_offset;
+  // Start of the step log.
+  uint64_t step_log_offset;
   // Start of the input arena.
   uint64_t input_offset;
   // Size of the input arena.
@@ -536,12 +553,20 @@ typedef struct IzarRingHeader {
   uint32_t max_num_batched_tokens;
   // Bytes of `model_name` in use.
   uint32_t model_name_bytes;
+  // Bytes of `placement` in use.
+  uint32_t placement_bytes;
+  // Bytes of `hardware` in use.
+  uint32_t hardware_bytes;
   // Zero.
   uint32_t reserved0;
   // Name of the model, UTF-8.
   uint8_t model_name[IZAR_RING_MODEL_NAME_BYTES];
+  // Where steps are planned, UTF-8.
+  uint8_t placement[IZAR_RING_PLACEMENT_BYTES];
+  // What computes, UTF-8.
+  uint8_t hardware[IZAR_RING_HARDWARE_BYTES];
   // Zero.
-  uint8_t reserved1[592];
+  uint8_t reserved1[416];
   // [`EngineStateWord`].
   uint64_t state;
   // Zero.
@@ -558,6 +583,39 @@ typedef struct IzarRingHeader {
   uint8_t reserved4[1872];
 } IzarRingHeader;
 
+// One step, as the log has it. Times of day on the engine's clock (ns), durations in ns.
+//
+// Planning, launching and publishing are the scheduler's time; the forward pass and then sampling the executor's, from device
+// timestamps where there is a device. With planning ahead the former overlap the step before.
+typedef struct IzarRingStepRecord {
+  // Number of the step.
+  uint64_t step;
+  // When the scheduler began to take requests in and to plan it.
+  uint64_t planning_started_ns;
+  // For how long.
+  uint64_t planning_ns;
+  // Then: passing it to the executor.
+  uint64_t launching_ns;
+  // When the executor began it.
+  uint64_t started_ns;
+  // The forward pass, from there on.
+  uint64_t forward_ns;
+  // Then: sampling.
+  uint64_t sampling_ns;
+  // When the scheduler began to publish what it sampled.
+  uint64_t publishing_started_ns;
+  // For how long.
+  uint64_t publishing_ns;
+  // From the end of the step before to its start, if the engine had work throughout; else 0.
+  uint64_t gap_ns;
+  // Tokens computed.
+  uint32_t num_tokens;
+  // Sequences it computed them for.
+  uint32_t num_sequences;
+  // Zero.
+  uint64_t reserved;
+} IzarRingStepRecord;
+
 #endif  /* IZAR_RING_H */
 
 // The layout that the ring's other side has.
@@ -565,10 +623,12 @@ static_assert(sizeof(IzarRingHeader) == 4096, "IzarRingHeader");
 static_assert(offsetof(IzarRingHeader, version) == 8, "IzarRingHeader.version");
 static_assert(offsetof(IzarRingHeader, epoch) == 24, "IzarRingHeader.epoch");
 static_assert(offsetof(IzarRingHeader, leases_offset) == 48, "IzarRingHeader.leases_offset");
-static_assert(offsetof(IzarRingHeader, output_bytes) == 136, "IzarRingHeader.output_bytes");
-static_assert(offsetof(IzarRingHeader, model_name) == 176, "IzarRingHeader.model_name");
+static_assert(offsetof(IzarRingHeader, output_bytes) == 144, "IzarRingHeader.output_bytes");
+static_assert(offsetof(IzarRingHeader, model_name) == 192, "IzarRingHeader.model_name");
 static_assert(offsetof(IzarRingHeader, state) == 1024, "IzarRingHeader.state");
 static_assert(offsetof(IzarRingHeader, heartbeat_ns) == 1152, "IzarRingHeader.heartbeat_ns");
+static_assert(offsetof(IzarRingHeader, placement) == 448, "IzarRingHeader.placement");
+static_assert(offsetof(IzarRingHeader, hardware) == 480, "IzarRingHeader.hardware");
 static_assert(offsetof(IzarRingHeader, stats) == 1280, "IzarRingHeader.stats");
 static_assert(offsetof(IzarRingHeader, steps) == 1408, "IzarRingHeader.steps");
 static_assert(sizeof(IzarRingEngineStats) == 128, "IzarRingEngineStats");
@@ -581,6 +641,12 @@ static_assert(offsetof(IzarRingStepHistogram, sum) == 128, "IzarRingStepHistogra
 static_assert(sizeof(IzarRingStepStats) == 816, "IzarRingStepStats");
 static_assert(offsetof(IzarRingStepStats, tokens) == 0, "IzarRingStepStats.tokens");
 static_assert(offsetof(IzarRingStepStats, publishing_ns) == 680, "IzarRingStepStats.publishing_ns");
+static_assert(sizeof(IzarRingStepRecord) == 96, "IzarRingStepRecord");
+static_assert(offsetof(IzarRingStepRecord, step) == 0, "IzarRingStepRecord.step");
+static_assert(offsetof(IzarRingStepRecord, started_ns) == 32, "IzarRingStepRecord.started_ns");
+static_assert(offsetof(IzarRingStepRecord, gap_ns) == 72, "IzarRingStepRecord.gap_ns");
+static_assert(offsetof(IzarRingStepRecord, num_tokens) == 80, "IzarRingStepRecord.num_tokens");
+static_assert(offsetof(IzarRingStepRecord, num_sequences) == 84, "IzarRingStepRecord.num_sequences");
 static_assert(sizeof(IzarRingLeaseRecord) == 512, "IzarRingLeaseRecord");
 static_assert(offsetof(IzarRingLeaseRecord, claim) == 0, "IzarRingLeaseRecord.claim");
 static_assert(offsetof(IzarRingLeaseRecord, owner) == 8, "IzarRingLeaseRecord.owner");

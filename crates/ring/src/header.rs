@@ -11,9 +11,13 @@ use crate::words::ERROR_SHIFT;
 /// First eight bytes of a ring: `IZARRING` in memory order.
 pub const RING_MAGIC: u64 = 0x474e_4952_5241_5a49;
 /// Version of this byte map and these rules.
-pub const RING_VERSION: u32 = 2;
+pub const RING_VERSION: u32 = 3;
 /// Longest model name the header holds, in bytes.
 pub const MODEL_NAME_BYTES: usize = 256;
+/// Longest name of a placement the header holds, in bytes.
+pub const PLACEMENT_BYTES: usize = 32;
+/// Longest description of hardware the header holds, in bytes.
+pub const HARDWARE_BYTES: usize = 128;
 
 /// Byte offset of the engine-state word.
 pub const HEADER_STATE: u64 = 1024;
@@ -27,7 +31,7 @@ pub const HEADER_STEPS: u64 = 1408;
 /// The header as it lies in the ring. All of it is written by the engine.
 ///
 /// Everything before `state` is constant once the magic is there, except the description (from
-/// `max_model_len` to `model_name`), which is constant once the engine is ready.
+/// `max_model_len` to `hardware`), which is constant once the engine is ready.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
@@ -63,6 +67,8 @@ pub struct Header {
     pub requests_offset: u64,
     /// Start of the result records.
     pub results_offset: u64,
+    /// Start of the step log.
+    pub step_log_offset: u64,
     /// Start of the input arena.
     pub input_offset: u64,
     /// Size of the input arena.
@@ -85,12 +91,20 @@ pub struct Header {
     pub max_num_batched_tokens: u32,
     /// Bytes of `model_name` in use.
     pub model_name_bytes: u32,
+    /// Bytes of `placement` in use.
+    pub placement_bytes: u32,
+    /// Bytes of `hardware` in use.
+    pub hardware_bytes: u32,
     /// Zero.
     pub reserved0: u32,
     /// Name of the model, UTF-8.
     pub model_name: [u8; MODEL_NAME_BYTES],
+    /// Where steps are planned, UTF-8.
+    pub placement: [u8; PLACEMENT_BYTES],
+    /// What computes, UTF-8.
+    pub hardware: [u8; HARDWARE_BYTES],
     /// Zero.
-    pub reserved1: [u8; 592],
+    pub reserved1: [u8; 416],
     /// [`EngineStateWord`].
     pub state: u64,
     /// Zero.
@@ -124,6 +138,7 @@ record_codec!(Header, HEADER_BYTES as usize, {
     progress_offset,
     requests_offset,
     results_offset,
+    step_log_offset,
     input_offset,
     input_bytes,
     output_offset,
@@ -135,8 +150,12 @@ record_codec!(Header, HEADER_BYTES as usize, {
     max_num_seqs,
     max_num_batched_tokens,
     model_name_bytes,
+    placement_bytes,
+    hardware_bytes,
     reserved0,
     model_name,
+    placement,
+    hardware,
     reserved1,
     state,
     reserved2,
@@ -152,9 +171,9 @@ const _: () = {
     assert!(RING_MAGIC == u64::from_le_bytes(*b"IZARRING"));
     assert!(offset_of!(Header, epoch) == 24);
     assert!(offset_of!(Header, leases_offset) == 48);
-    assert!(offset_of!(Header, output_bytes) == 136);
-    assert!(offset_of!(Header, max_model_len) == 144);
-    assert!(offset_of!(Header, model_name) == 176);
+    assert!(offset_of!(Header, output_bytes) == 144);
+    assert!(offset_of!(Header, max_model_len) == 152);
+    assert!(offset_of!(Header, model_name) == 192);
     assert!(offset_of!(Header, state) as u64 == HEADER_STATE);
     assert!(offset_of!(Header, heartbeat_ns) as u64 == HEADER_HEARTBEAT);
     assert!(offset_of!(Header, stats) as u64 == HEADER_STATS);
@@ -310,6 +329,7 @@ impl Header {
             progress,
             requests,
             results,
+            step_log,
             input,
             output,
         ] = layout.sections();
@@ -328,6 +348,7 @@ impl Header {
         header.progress_offset = progress;
         header.requests_offset = requests;
         header.results_offset = results;
+        header.step_log_offset = step_log;
         header.input_offset = input;
         header.input_bytes = layout.geometry().input_arena_bytes;
         header.output_offset = output;
@@ -364,6 +385,7 @@ impl Header {
             self.progress_offset,
             self.requests_offset,
             self.results_offset,
+            self.step_log_offset,
             self.input_offset,
             self.output_offset,
         ];
@@ -378,9 +400,22 @@ impl Header {
 
     /// Name of the model; `None` if it is not UTF-8 or longer than its field.
     pub fn model_name(&self) -> Option<&str> {
-        let bytes = self.model_name.get(..self.model_name_bytes as usize)?;
-        core::str::from_utf8(bytes).ok()
+        text(&self.model_name, self.model_name_bytes)
     }
+
+    /// Where steps are planned; `None` as for the model's name.
+    pub fn placement(&self) -> Option<&str> {
+        text(&self.placement, self.placement_bytes)
+    }
+
+    /// What computes; `None` as for the model's name.
+    pub fn hardware(&self) -> Option<&str> {
+        text(&self.hardware, self.hardware_bytes)
+    }
+}
+
+fn text(field: &[u8], num_bytes: u32) -> Option<&str> {
+    core::str::from_utf8(field.get(..num_bytes as usize)?).ok()
 }
 
 /// What the engine is, for a front end that has never seen the model.
@@ -400,4 +435,8 @@ pub struct EngineInfo<'a> {
     pub max_num_batched_tokens: u32,
     /// Name of the model; cut at [`MODEL_NAME_BYTES`].
     pub model_name: &'a str,
+    /// Where steps are planned, for people; cut at [`PLACEMENT_BYTES`].
+    pub placement: &'a str,
+    /// What computes, for people; cut at [`HARDWARE_BYTES`].
+    pub hardware: &'a str,
 }

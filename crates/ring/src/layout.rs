@@ -22,6 +22,12 @@ pub const PROGRESS_BYTES: u64 = 16;
 pub const REQUEST_BYTES: u64 = 256;
 /// Size of one result record, in bytes.
 pub const RESULT_BYTES: u64 = 64;
+/// Size of the step log's first line, which holds its head word, in bytes.
+pub const STEP_LOG_HEAD_BYTES: u64 = 128;
+/// Size of one step record, in bytes.
+pub const STEP_RECORD_BYTES: u64 = 96;
+/// Steps the log holds.
+pub const STEP_LOG_LEN: u64 = 1024;
 /// Size of one output token record, in bytes.
 pub const OUTPUT_BYTES: u64 = 16;
 /// Alignment of everything in the input arena and of log-probability records, in bytes.
@@ -116,6 +122,7 @@ pub struct RingLayout {
     progress: u64,
     requests: u64,
     results: u64,
+    step_log: u64,
     input: u64,
     output: u64,
     total: u64,
@@ -164,7 +171,8 @@ impl RingLayout {
         let progress = masks + page_up(slots * WORD_BYTES);
         let requests = progress + page_up(slots * PROGRESS_BYTES);
         let results = requests + page_up(slots * REQUEST_BYTES);
-        let input = results + page_up(slots * RESULT_BYTES);
+        let step_log = results + page_up(slots * RESULT_BYTES);
+        let input = step_log + page_up(STEP_LOG_HEAD_BYTES + STEP_LOG_LEN * STEP_RECORD_BYTES);
         let output = input + geometry.input_arena_bytes;
         let total = output + geometry.output_arena_bytes;
         Ok(Self {
@@ -177,6 +185,7 @@ impl RingLayout {
             progress,
             requests,
             results,
+            step_log,
             input,
             output,
             total,
@@ -204,8 +213,8 @@ impl RingLayout {
     }
 
     /// The section offsets in the order of the byte map: leases, submit, cancel, recycle, masks,
-    /// progress, requests, results, input arena, output arena.
-    pub const fn sections(&self) -> [u64; 10] {
+    /// progress, requests, results, step log, input arena, output arena.
+    pub const fn sections(&self) -> [u64; 11] {
         [
             self.leases,
             self.submit,
@@ -215,6 +224,7 @@ impl RingLayout {
             self.progress,
             self.requests,
             self.results,
+            self.step_log,
             self.input,
             self.output,
         ]
@@ -278,6 +288,16 @@ impl RingLayout {
     /// Result record of a slot.
     pub const fn result_offset(&self, slot: SlotIdx) -> u64 {
         self.slot(self.results, slot, RESULT_BYTES)
+    }
+
+    /// Head word of the step log: steps logged so far (SYNC step-logged).
+    pub const fn step_log_head(&self) -> u64 {
+        self.step_log
+    }
+
+    /// The record of the `index`th step logged, counted from 0; its place is shared with every [`STEP_LOG_LEN`]th one.
+    pub const fn step_record_offset(&self, index: u64) -> u64 {
+        self.step_log + STEP_LOG_HEAD_BYTES + index % STEP_LOG_LEN * STEP_RECORD_BYTES
     }
 
     /// Start of a lease's three lines.

@@ -20,12 +20,13 @@
 //! |    139,264 |  16 × slots     | progress (64 KiB)      | engine            | [`StatusWord`], [`CountWord`] |
 //! |    204,800 | 256 × slots     | request records        | front end         | [`RequestRecord`] |
 //! |  1,253,376 |  64 × slots     | result records         | engine            | [`ResultRecord`] |
-//! |  1,515,520 | 64 MiB          | input arena            | front end         | token ids, lists, pairs, masks |
-//! | 68,624,384 | 256 MiB         | output arena           | engine            | [`OutputRecord`], [`LogprobHead`] + [`LogprobEntry`] |
+//! |  1,515,520 |         102,400 | step log               | engine            | head word, [`StepRecord`]s |
+//! |  1,617,920 | 64 MiB          | input arena            | front end         | token ids, lists, pairs, masks |
+//! | 68,726,784 | 256 MiB         | output arena           | engine            | [`OutputRecord`], [`LogprobHead`] + [`LogprobEntry`] |
 //!
 //! Inside the header, at offset 0 the constants and the description, at 1024 the engine state, at 1152
 //! the engine's heartbeat, at 1280 its counters and
-//! at 1408 histograms over its steps. Inside a lease, at offset 0 claim, owner and heartbeat
+//! at 1408 histograms over its steps. The step log begins with its head word; records start at 128. Inside a lease, at offset 0 claim, owner and heartbeat
 //! (front end), at 128 the doorbell (front end), at 256 the verdict (engine). A lease owns a fixed range
 //! of slots and of both arenas; the front end that holds it allocates inside its ranges as it likes.
 //!
@@ -101,14 +102,15 @@ const _: () = {
         panic!("the default geometry can be laid out")
     };
     let sections = [
-        4_096, 8_192, 40_960, 73_728, 106_496, 139_264, 204_800, 1_253_376, 1_515_520, 68_624_384,
+        4_096, 8_192, 40_960, 73_728, 106_496, 139_264, 204_800, 1_253_376, 1_515_520, 1_617_920,
+        68_726_784,
     ];
     let mut i = 0;
     while i < sections.len() {
         assert!(layout.sections()[i] == sections[i]);
         i += 1;
     }
-    assert!(layout.total_bytes() == 337_059_840);
+    assert!(layout.total_bytes() == 337_162_240);
     let progress = layout.progress_range();
     assert!(progress.end - progress.start == 64 << 10);
     assert!(HEADER_STATE == 1024 && HEADER_HEARTBEAT == 1152 && HEADER_STATS == 1280);

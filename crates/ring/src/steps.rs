@@ -1,7 +1,12 @@
-//! Where the engine's time goes, step by step, as histograms in the header.
+//! Where the engine's time goes, step by step: histograms in the header, and a log of the latest steps.
 //!
-//! The engine's scheduler owns and fills them and publishes copies; whoever scrapes metrics reads them. They count from
+//! The engine's scheduler owns and fills the histograms and publishes copies; whoever scrapes metrics reads them. They count from
 //! the engine's start. Nothing hangs on their agreeing with each other at one instant.
+//!
+//! The log is a ring of [`STEP_LOG_LEN`](crate::STEP_LOG_LEN) records behind a head word that counts them since the ring was
+//! created. The engine writes the record, then the head, and never waits: a reader that is too slow loses records and can tell. It reads the
+//! head (`h`), records below `h`, and the head again (`k`): record `i` is whole if `i + STEP_LOG_LEN > k`, because
+//! record `k` may be half written over the one `STEP_LOG_LEN` before it, and no later one is begun ([`first_whole_step`]).
 
 use crate::codec::record_codec;
 
@@ -77,6 +82,62 @@ impl StepStats {
         100_000_000,
         1_000_000_000,
     ];
+}
+
+/// One step, as the log has it. Times of day on the engine's clock (ns), durations in ns.
+///
+/// Planning, launching and publishing are the scheduler's time; the forward pass and then sampling the executor's, from device
+/// timestamps where there is a device. With planning ahead the former overlap the step before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepRecord {
+    /// Number of the step.
+    pub step: u64,
+    /// When the scheduler began to take requests in and to plan it.
+    pub planning_started_ns: u64,
+    /// For how long.
+    pub planning_ns: u64,
+    /// Then: passing it to the executor.
+    pub launching_ns: u64,
+    /// When the executor began it.
+    pub started_ns: u64,
+    /// The forward pass, from there on.
+    pub forward_ns: u64,
+    /// Then: sampling.
+    pub sampling_ns: u64,
+    /// When the scheduler began to publish what it sampled.
+    pub publishing_started_ns: u64,
+    /// For how long.
+    pub publishing_ns: u64,
+    /// From the end of the step before to its start, if the engine had work throughout; else 0.
+    pub gap_ns: u64,
+    /// Tokens computed.
+    pub num_tokens: u32,
+    /// Sequences it computed them for.
+    pub num_sequences: u32,
+    /// Zero.
+    pub reserved: u64,
+}
+
+record_codec!(StepRecord, 96, {
+    step,
+    planning_started_ns,
+    planning_ns,
+    launching_ns,
+    started_ns,
+    forward_ns,
+    sampling_ns,
+    publishing_started_ns,
+    publishing_ns,
+    gap_ns,
+    num_tokens,
+    num_sequences,
+    reserved,
+});
+
+/// Index of the oldest record that is whole if it was read before the head was `head`.
+pub const fn first_whole_step(head: u64) -> u64 {
+    head.saturating_sub(crate::layout::STEP_LOG_LEN - 1)
 }
 
 #[cfg(test)]

@@ -48,6 +48,8 @@ fn assertions() -> String {
             model_name,
             state,
             heartbeat_ns,
+            placement,
+            hardware,
             stats,
             steps
         }
@@ -66,6 +68,16 @@ fn assertions() -> String {
         StepStats {
             tokens,
             publishing_ns
+        }
+    );
+    assert_layout!(
+        &mut out,
+        StepRecord {
+            step,
+            started_ns,
+            gap_ns,
+            num_tokens,
+            num_sequences
         }
     );
     assert_layout!(

@@ -189,6 +189,8 @@ impl MockEngine {
             max_num_seqs: options.max_num_seqs,
             max_num_batched_tokens: 0,
             model_name: &options.model_name,
+            placement: "mock",
+            hardware: "none: an engine that computes nothing",
         });
         engine.heartbeat(now_ns());
         engine.set_engine_state(EngineState::Ready, None);

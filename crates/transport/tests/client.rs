@@ -140,6 +140,8 @@ fn everything_asked_for_reaches_the_engine() {
             max_num_seqs: 2,
             max_num_batched_tokens: 32,
             model_name: "tiny",
+            placement: "host-sync",
+            hardware: "two cores",
         };
         engine.describe(&info);
         engine.set_engine_state(izar_ring::EngineState::Ready, None);

@@ -52,6 +52,8 @@ pub struct EngineOptions {
     pub vocab_size: u32,
     /// What front ends call the model.
     pub model_name: String,
+    /// What computes, for people.
+    pub hardware: String,
     /// How long a masked sequence waits for one mask before it fails.
     pub mask_timeout: Duration,
     /// What an experiment changes and watches; the default is nothing.
@@ -111,6 +113,8 @@ impl Engine {
             max_num_seqs: options.policy.max_num_seqs,
             max_num_batched_tokens: options.policy.max_num_batched_tokens,
             model_name: &options.model_name,
+            placement: &options.placement.to_string(),
+            hardware: &options.hardware,
         });
         let control = Arc::new(Control::default());
         let scheduler = Scheduler::new(Parts {

@@ -152,7 +152,7 @@ fn plan_next(scheduler: &mut Scheduler, spares: &mut Spares) -> Option<Box<StepW
         spares.put(work);
         return None;
     }
-    scheduler.clock.planned(watch.elapsed_ns());
+    scheduler.clock.planned(&work, &watch);
     Some(work)
 }
 
@@ -163,7 +163,7 @@ fn launch(
 ) -> Result<(), ExecutorFailed> {
     let watch = Stopwatch::start();
     executor.launch(work)?;
-    scheduler.clock.launched(watch.elapsed_ns());
+    scheduler.clock.launched(&watch);
     Ok(())
 }
 
@@ -171,7 +171,7 @@ fn launch(
 fn take_in_outcome(scheduler: &mut Scheduler, spares: &mut Spares, work: Box<StepWork>) {
     let watch = Stopwatch::start();
     scheduler.publish(&work);
-    scheduler.clock.published(watch.elapsed_ns());
+    scheduler.retire(&watch);
     spares.put(work);
 }
 

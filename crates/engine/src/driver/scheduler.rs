@@ -449,6 +449,12 @@ impl Scheduler {
         self.ring.publish_steps(self.clock.steps());
     }
 
+    /// Ends a step whose outcome was published since `watch` was started.
+    pub(super) fn retire(&mut self, watch: &Stopwatch) {
+        let record = self.clock.published(watch);
+        self.ring.log_step(&record);
+    }
+
     fn publish_sample(&mut self, sample: &RowSample, work: &StepWork) -> StepResult {
         let token = match sample.token {
             Ok(token) => token,

@@ -2,13 +2,17 @@
 //!
 //! The parts carry Albireo's names (§2.1): T1 scheduling and T2 input processing are one here (`planning`), T3 is the forward
 //! pass, T4 sampling, T5 output processing (`publishing`).
+//!
+//! Every step is told three times: summed for the engine's owner, counted in histograms and written down whole in the ring's step log.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use izar_ring::StepStats;
+use izar_ring::{StepRecord, StepStats};
 
+use super::clock::now_ns;
 use super::executor::StepWork;
 
 const TIME_BOUNDS: &[u64] = &StepStats::TIME_BOUNDS_NS;
@@ -89,7 +93,12 @@ pub(super) struct StepClock {
     steps: StepStats,
     /// End of the last step, if the engine has had work since.
     last_finished_ns: Option<u64>,
+    /// What is known of the steps planned and not published, oldest first; at most [`MAX_STEPS`].
+    steps_in_flight: VecDeque<StepRecord>,
 }
+
+/// Most steps planned and not published.
+const MAX_STEPS: usize = 2;
 
 impl StepClock {
     pub(super) fn new(control: Arc<Control>) -> Self {
@@ -97,6 +106,7 @@ impl StepClock {
             control,
             steps: StepStats::default(),
             last_finished_ns: None,
+            steps_in_flight: VecDeque::with_capacity(MAX_STEPS),
         }
     }
 
@@ -110,9 +120,19 @@ impl StepClock {
         &self.steps
     }
 
-    pub(super) fn planned(&mut self, ns: u64) {
+    /// A step was planned into `work` since `watch` was started.
+    pub(super) fn planned(&mut self, work: &StepWork, watch: &Stopwatch) {
+        let ns = watch.elapsed_ns();
         self.control.add(1, ns);
         self.steps.planning_ns.observe(TIME_BOUNDS, ns);
+        self.steps_in_flight.push_back(StepRecord {
+            step: work.step,
+            planning_started_ns: watch.started_ns,
+            planning_ns: ns,
+            num_tokens: work.tokens.len() as u32,
+            num_sequences: work.entries.len() as u32,
+            ..StepRecord::default()
+        });
     }
 
     /// Of planning, the time that filling the step's inputs took.
@@ -120,15 +140,29 @@ impl StepClock {
         self.control.add(6, ns);
     }
 
-    pub(super) fn launched(&mut self, ns: u64) {
+    /// The step planned last was launched since `watch` was started.
+    pub(super) fn launched(&mut self, watch: &Stopwatch) {
+        let ns = watch.elapsed_ns();
         self.control.add(7, ns);
+        if let Some(step) = self.steps_in_flight.back_mut() {
+            step.launching_ns = ns;
+        }
     }
 
-    pub(super) fn published(&mut self, ns: u64) {
+    /// The oldest step was published since `watch` was started: everything about it.
+    pub(super) fn published(&mut self, watch: &Stopwatch) -> StepRecord {
+        let ns = watch.elapsed_ns();
         self.control.add(4, ns);
         self.steps.publishing_ns.observe(TIME_BOUNDS, ns);
+        let Some(mut step) = self.steps_in_flight.pop_front() else {
+            unreachable!("a step is planned before it is published")
+        };
+        step.publishing_started_ns = watch.started_ns;
+        step.publishing_ns = ns;
+        step
     }
 
+    /// The oldest step has come back from the executor.
     pub(super) fn completed(&mut self, work: &StepWork) {
         let output = &work.output;
         let took = output.finished_ns.saturating_sub(output.started_ns);
@@ -143,24 +177,39 @@ impl StepClock {
         self.steps
             .sampling_ns
             .observe(TIME_BOUNDS, output.sampling_ns);
-        if let Some(last) = self.last_finished_ns {
-            let gap_ns = output.started_ns.saturating_sub(last);
+        let gap_ns = self
+            .last_finished_ns
+            .map(|last| output.started_ns.saturating_sub(last));
+        if let Some(gap_ns) = gap_ns {
             self.control.add(5, gap_ns);
             self.steps.gap_ns.observe(TIME_BOUNDS, gap_ns);
         }
         self.last_finished_ns = Some(output.finished_ns);
+        if let Some(step) = self.steps_in_flight.front_mut() {
+            step.started_ns = output.started_ns;
+            step.forward_ns = forward_ns;
+            step.sampling_ns = output.sampling_ns;
+            step.gap_ns = gap_ns.unwrap_or(0);
+        }
     }
 }
 
 /// Measures one stretch of the scheduler thread's time.
-pub(super) struct Stopwatch(Instant);
+pub(super) struct Stopwatch {
+    started: Instant,
+    /// The same on the engine's clock.
+    started_ns: u64,
+}
 
 impl Stopwatch {
     pub(super) fn start() -> Self {
-        Self(Instant::now())
+        Self {
+            started: Instant::now(),
+            started_ns: now_ns(),
+        }
     }
 
     pub(super) fn elapsed_ns(&self) -> u64 {
-        self.0.elapsed().as_nanos() as u64
+        self.started.elapsed().as_nanos() as u64
     }
 }

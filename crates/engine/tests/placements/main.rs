@@ -15,7 +15,7 @@ use izar_policy::Config;
 use izar_ring::{EngineError, RingGeometry, RingOptions};
 use izar_transport::client::{
     ClientOptions, EngineHealth, Finish, FinishReason, GeneratedToken, Progress, RequestError,
-    RequestHandle, RingClient, Submission,
+    RequestHandle, RingClient, StepRecord, Submission,
 };
 use izar_transport::{InProcess, Transport};
 use simulated::{BLOCK, EOS, FATAL, POISON, SimExecutor, VOCAB, expected};
@@ -81,6 +81,7 @@ impl Setup {
             seed: Some(1),
             vocab_size: VOCAB,
             model_name: "simulated".into(),
+            hardware: "none".into(),
             mask_timeout: self.mask_timeout,
             study: self.study.clone(),
         };
@@ -252,6 +253,39 @@ fn async_placement_launches_one_step_ahead_and_sync_none() {
         engine.stop().unwrap();
         let ahead = setup.max_depth.load(Ordering::Relaxed) - 1;
         assert_eq!(ahead, usize::from(setup.placement == Placement::HostAsync));
+    });
+}
+
+#[test]
+fn step_log_has_every_step_once_with_the_times_that_are_summed() {
+    both(|setup| {
+        let (engine, client) = setup.start();
+        let mut handle = client.submit(&Submission::new(&[9; 20], 40)).unwrap();
+        finish(&mut handle);
+        while client.new_steps(0, &mut Vec::new()).unwrap().next < engine.times().num_steps {
+            std::thread::yield_now();
+        }
+        let times = engine.times();
+        engine.stop().unwrap();
+        let mut steps = Vec::new();
+        let found = client.new_steps(0, &mut steps).unwrap();
+        assert_eq!((found.next, found.num_missed), (times.num_steps, 0));
+        assert!(steps.windows(2).all(|pair| pair[0].step < pair[1].step));
+        let sum = |time: fn(&StepRecord) -> u64| steps.iter().map(time).sum::<u64>();
+        assert_eq!(sum(|s| s.planning_ns), times.planning_ns);
+        assert_eq!(sum(|s| s.forward_ns), times.forward_ns);
+        assert_eq!(sum(|s| s.sampling_ns), times.sampling_ns);
+        assert_eq!(sum(|s| s.publishing_ns), times.publishing_ns);
+        assert_eq!(sum(|s| s.gap_ns), times.gap_ns);
+        // The prompt and 39 tokens that were fed back.
+        assert_eq!(sum(|s| s.num_tokens.into()), 59);
+        for step in &steps {
+            assert_eq!(step.num_sequences, 1);
+            let launched = step.planning_started_ns + step.planning_ns;
+            let finished = step.started_ns + step.forward_ns + step.sampling_ns;
+            assert!(launched <= step.started_ns, "{step:?}");
+            assert!(finished <= step.publishing_started_ns, "{step:?}");
+        }
     });
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use izar_engine::driver::{
     Executor, ExecutorFailed, NoToken, PromptLogprobs, RowSample, StepEntry, StepWork, StopLimits,
+    now_ns,
 };
 use izar_engine::sampling::stop::{self, StopParams};
 use izar_ring::{EngineError, LogprobEntry, MaskState};
@@ -265,9 +266,12 @@ impl Executor for SimExecutor {
     }
 
     fn wait(&mut self, _timeout: Duration) -> Result<Option<Box<StepWork>>, ExecutorFailed> {
-        std::thread::sleep(self.step_time);
         let mut work = self.launched.pop_front().expect("wait follows launch");
+        work.output.started_ns = now_ns();
+        std::thread::sleep(self.step_time);
         self.run(&mut work);
+        work.output.finished_ns = now_ns();
+        work.output.sampling_ns = 1;
         Ok(Some(work))
     }
 }

@@ -26,6 +26,11 @@ impl Host {
         }
     }
 
+    /// What the processor calls itself.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
     /// The report's lines.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
         let features = if self.features.is_empty() {

@@ -26,6 +26,14 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// The processor, for people: its name, how many of its threads compute, and with what.
+pub fn processor(num_threads: Option<u32>) -> String {
+    let host = host::Host::look();
+    let num_threads = num_threads.map_or(host.num_cores, |num_threads| num_threads as usize);
+    let (model, instructions) = (host.model(), host.best_instructions());
+    format!("{model}, {num_threads} threads, {instructions}")
+}
+
 /// Name of the first GPU, if there is one.
 pub fn first_gpu() -> Option<String> {
     let cuda = gpu::look().ok()?;

@@ -103,6 +103,8 @@ pub struct EngineRing<M = DefaultSlots> {
     layout: RingLayout,
     lease_timeout_ns: u64,
     vocab_size: u32,
+    /// Head of the step log.
+    num_steps_logged: u64,
     /// Engine clock at the last `reap_expired_leases`.
     reaped_ns: u64,
     leases: [LeaseTracker; MAX_LEASES as usize],
@@ -149,6 +151,11 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             0,
             &Header::new(&ring.layout, epoch, header.lease_timeout_ns).encode(),
         );
+        // Relaxed: the former engine is gone, and this side alone writes it.
+        ring.num_steps_logged = ring
+            .memory
+            .word(layout.step_log_head())
+            .load(Ordering::Relaxed);
         for slot in 0..ring.layout.num_slots() {
             ring.adopt_slot(SlotIdx(slot));
         }
@@ -180,6 +187,7 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             layout,
             lease_timeout_ns,
             vocab_size: 0,
+            num_steps_logged: 0,
             reaped_ns: 0,
             leases,
             slots,

@@ -54,6 +54,7 @@ impl RingMemory {
         word(crate::header::HEADER_HEARTBEAT);
         granule(8);
         granule(HEADER_BYTES);
+        word(layout.step_log_head());
         for lease in 0..layout.num_leases() {
             let base = layout.lease_offset(LeaseIdx(lease));
             for line in [LEASE_CLAIM, LEASE_HEARTBEAT, LEASE_DOORBELL, LEASE_VERDICT] {

@@ -26,4 +26,6 @@ pub const INFO: EngineInfo<'static> = EngineInfo {
     max_num_seqs: 4,
     max_num_batched_tokens: 32,
     model_name: "test",
+    placement: "host",
+    hardware: "none",
 };

@@ -9,5 +9,6 @@ mod leases;
 mod lifecycle;
 mod no_alloc;
 mod oracle;
+mod step_log;
 mod validation;
 mod words;

@@ -54,6 +54,10 @@ pub struct EngineStatus {
     pub heartbeat_age: Duration,
     /// Name of the model, if the engine has given one.
     pub model_name: String,
+    /// Where it plans its steps, for people.
+    pub placement: String,
+    /// What it computes on, for people.
+    pub hardware: String,
     /// Most tokens of prompt and output together.
     pub max_model_len: u32,
     /// Token ids are below this.
@@ -161,6 +165,8 @@ impl EngineWatch {
             health,
             heartbeat_age: now.saturating_duration_since(self.lock().changed),
             model_name: header.model_name().unwrap_or_default().to_owned(),
+            placement: header.placement().unwrap_or_default().to_owned(),
+            hardware: header.hardware().unwrap_or_default().to_owned(),
             max_model_len: header.max_model_len,
             vocab_size: header.vocab_size,
             block_size: header.block_size,

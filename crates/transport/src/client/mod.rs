@@ -44,7 +44,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use izar_ring::{
-    HEADER_BYTES, Header, PROGRESS_BYTES, RingLayout, SlotIdx, State, StatusWord, mask_words,
+    HEADER_BYTES, Header, PROGRESS_BYTES, RingLayout, SlotIdx, StatusWord, mask_words,
 };
 
 mod arena;
@@ -62,6 +62,7 @@ mod stats;
 mod stream;
 mod submission;
 mod tracker;
+mod watch;
 
 use encode::Placement;
 use engine::EngineWatch;
@@ -76,7 +77,9 @@ use crate::{Transport, TransportError};
 
 pub use engine::{EngineHealth, EngineStatus};
 pub use handle::RequestHandle;
-pub use izar_ring::{BadRequest, EngineError, EngineStats, StepHistogram, StepStats};
+pub use izar_ring::{
+    BadRequest, EngineError, EngineStats, State, StepHistogram, StepRecord, StepStats,
+};
 pub use masks::{FeedProgress, MaskFeed};
 pub use outcome::{
     ConnectError, Finish, FinishReason, GeneratedToken, Progress, RequestError, Shortage,
@@ -84,6 +87,7 @@ pub use outcome::{
 };
 pub use stats::ClientStats;
 pub use submission::{SamplingParams, Submission};
+pub use watch::NewSteps;
 
 /// How a client behaves; the default suits an engine on the same host.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use izar_ring::{
     EngineError, EngineState, EngineStats, FinishReason, LogprobEntry, MaskState, OutputToken,
-    Request, SlotEvent, SlotIdx, SlotResult, TokenLogprobs,
+    Request, SlotEvent, SlotIdx, SlotResult, StepRecord, TokenLogprobs,
 };
 
 use super::{Control, DRAIN, FAIL, FREEZE, KILL, MockOptions, Reply, ReplyEnd, STOP};
@@ -233,7 +233,22 @@ impl Worker {
             }
         }
         self.group = (self.group + 1) % self.options.num_groups;
+        self.log_step(now, num_before, self.stats.output_tokens - before);
         self.stats.output_tokens > before || self.running.len() < num_before
+    }
+
+    /// What a mock does in a step is publishing.
+    fn log_step(&mut self, began_ns: u64, num_sequences: usize, num_tokens: u64) {
+        self.engine.log_step(&StepRecord {
+            step: self.stats.num_steps,
+            planning_started_ns: began_ns,
+            started_ns: began_ns,
+            publishing_started_ns: began_ns,
+            publishing_ns: now_ns().saturating_sub(began_ns),
+            num_tokens: num_tokens as u32,
+            num_sequences: num_sequences as u32,
+            ..StepRecord::default()
+        });
     }
 
     /// The next token of one sequence; its end, if that has come.
