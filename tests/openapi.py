@@ -107,6 +107,8 @@ def main(server, examples="30"):
     try:
         with urllib.request.urlopen(f"{url}/openapi.json", timeout=5) as answer:
             document = json.load(answer)
+        # A stream without an end: no answer to be checked as a whole.
+        del document["paths"]["/izar/stats"]
         passed = [
             check(url, document, "--phases", "examples,coverage,fuzzing", "--mode", "all",
                   "--max-examples", examples),

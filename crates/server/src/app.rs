@@ -22,7 +22,8 @@ use crate::exchange;
 use crate::ids::IdSource;
 use crate::message::{ReasoningFormat, ToolFormat};
 use crate::metrics::Metrics;
-use crate::routes::{chat, completions, models, operations, page, responses, tokens};
+use crate::routes::{chat, completions, models, operations, page, responses, stats, tokens};
+use crate::stats::Stats;
 use crate::trace::Tracer;
 
 /// The model as the front end knows it: its names and its text side. Never its weights.
@@ -54,6 +55,7 @@ pub struct App {
     pub(crate) mask_workers: MaskWorkers,
     pub(crate) client: Arc<RingClient>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stats: Arc<Stats>,
     pub(crate) ids: IdSource,
     pub(crate) keys: ApiKeys,
     pub(crate) drain: Arc<Drain>,
@@ -83,7 +85,8 @@ impl App {
     }
 }
 
-/// All paths. What reads or makes tokens needs a key where there are keys; health, metrics and the version do not.
+/// All paths. What reads or makes tokens needs a key where there are keys, and so does watching; health, metrics, the version and the page's files do
+/// not.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -93,6 +96,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/izar/stats", get(stats::watch))
         .route_layer(middleware::from_fn_with_state(
             Arc::clone(&app),
             require_key,

@@ -13,6 +13,11 @@ impl ApiKeys {
         Self(keys.into_iter().filter(|key| !key.is_empty()).collect())
     }
 
+    /// Whether the API is open to all.
+    pub fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether the request's `Authorization: Bearer KEY` holds a key. Every key is compared over its whole length, so the time taken
     /// tells an attacker at most a key's length.
     pub fn admit(&self, headers: &HeaderMap) -> bool {

@@ -120,11 +120,18 @@ pub enum Shortage {
     QueueFull,
     /// A place among the requests handled at once.
     TooManyRequests,
+    /// A place among those who watch.
+    TooManyWatchers,
 }
 
 impl Shortage {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 3] = [Self::RingFull, Self::QueueFull, Self::TooManyRequests];
+    pub const ALL: [Self; 4] = [
+        Self::RingFull,
+        Self::QueueFull,
+        Self::TooManyRequests,
+        Self::TooManyWatchers,
+    ];
 
     /// The value of the label `reason`.
     pub fn label(self) -> &'static str {
@@ -132,6 +139,7 @@ impl Shortage {
             Self::RingFull => "ring_full",
             Self::QueueFull => "queue_full",
             Self::TooManyRequests => "too_many_requests",
+            Self::TooManyWatchers => "too_many_watchers",
         }
     }
 }
@@ -142,6 +150,7 @@ impl std::fmt::Display for Shortage {
             Self::RingFull => "every slot is taken",
             Self::QueueFull => "the queue is full",
             Self::TooManyRequests => "too many requests at once",
+            Self::TooManyWatchers => "too many watch already",
         })
     }
 }

@@ -28,8 +28,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 const MAX_PATH_BYTES: usize = 128;
 /// Paths that probes and scrapers ask for all the time, and the page's own: logged at level debug.
-const ROUTINE: [&str; 6] = [
+const ROUTINE: [&str; 7] = [
     "/",
+    "/izar/stats",
     "/health",
     "/ready",
     "/metrics",

@@ -31,6 +31,7 @@ mod page;
 mod process;
 mod routes;
 mod server;
+mod stats;
 mod trace;
 
 pub use api::SamplingDefaults;

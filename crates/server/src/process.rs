@@ -1,4 +1,4 @@
-//! This process as the kernel accounts for it, under the names that Prometheus' own clients use.
+//! This process and the host's processors as the kernel accounts for them, the former under the names that Prometheus' own clients use.
 
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -48,9 +48,54 @@ impl ProcessStats {
     }
 }
 
+/// Time of all the host's processors since it was started; nothing where there is no /proc.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostCpu {
+    /// Used by anybody, a hypervisor's other guests included. Processor seconds.
+    pub busy_seconds: f64,
+    /// Not used, or waiting for a disk. Processor seconds.
+    pub idle_seconds: f64,
+}
+
+impl HostCpu {
+    /// Reads it.
+    pub fn read() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        let fields = stat.lines().next()?.strip_prefix("cpu ")?;
+        let ticks: Vec<u64> = fields
+            .split_whitespace()
+            .map_while(|field| field.parse().ok())
+            .collect();
+        // user nice system idle iowait irq softirq steal; the guests' time that follows is part of user and nice.
+        let &[user, nice, system, idle, iowait, irq, softirq, steal] = ticks.get(..8)? else {
+            return None;
+        };
+        let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
+        Some(Self {
+            busy_seconds: seconds(user + nice + system + irq + softirq + steal),
+            idle_seconds: seconds(idle + iowait),
+        })
+    }
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_are_busy_or_idle_and_guests_are_not_counted_twice() {
+        let stat = "cpu  100 20 30 1000 50 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        let found = HostCpu::parse(stat).expect("a line");
+        assert_eq!((found.busy_seconds, found.idle_seconds), (1.71, 10.5));
+        for broken in ["", "cpu 1 2 3", "cpu0 1 2 3 4 5 6 7 8"] {
+            assert_eq!(HostCpu::parse(broken), None);
+        }
+        let now = HostCpu::read().expect("/proc");
+        assert!(now.busy_seconds > 0.0 && now.idle_seconds > 0.0);
+    }
 
     #[test]
     fn this_process_is_young_and_has_memory_and_files() {

@@ -24,6 +24,7 @@ use crate::error::ApiError;
 use crate::ids::IdSource;
 use crate::listener::{Connection, Io, Listener};
 use crate::metrics::Metrics;
+use crate::stats::{self, Source, Stats};
 use crate::trace::{Exporter, TraceOptions, Tracer};
 
 /// A connection that sends no request for so long is closed.
@@ -113,6 +114,15 @@ impl Server {
             model.eos_token_ids.clone(),
         );
         let (tracer, exporter) = options.traces.map(Tracer::new).unzip();
+        let keys = ApiKeys::new(options.api_keys);
+        let metrics = Arc::new(Metrics::new(engine.max_model_len));
+        let drain = Arc::new(Drain::new(options.max_concurrent_requests));
+        let stats = Stats::new(Source {
+            client: Arc::clone(&client),
+            metrics: Arc::clone(&metrics),
+            drain: Arc::clone(&drain),
+            about: stats::about(&model, &engine, !keys.are_none()),
+        });
         let app = App {
             model,
             created: unix_seconds(),
@@ -120,10 +130,11 @@ impl Server {
             mask_workers: MaskWorkers::default(),
             limits,
             client,
-            metrics: Arc::new(Metrics::new(engine.max_model_len)),
+            metrics,
+            stats: Arc::new(stats),
             ids: IdSource::new(options.seed),
-            keys: ApiKeys::new(options.api_keys),
-            drain: Arc::new(Drain::new(options.max_concurrent_requests)),
+            keys,
+            drain,
             admission: Arc::new(Admission::new(
                 engine.max_num_seqs as usize,
                 options.max_queued_sequences,
@@ -192,6 +203,8 @@ impl Server {
     async fn drain(&self) {
         let drain = &self.app.drain;
         drain.begin();
+        // Those who watch do not keep the server from leaving.
+        self.app.stats.end();
         tracing::info!(in_flight = drain.in_flight(), "draining");
         let idle = tokio::time::timeout(self.shutdown_timeout, drain.wait_idle());
         if idle.await.is_err() {

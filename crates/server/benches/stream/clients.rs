@@ -1,5 +1,6 @@
 //! Clients that ask again and again, and what their answers cost the server.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 use crate::{NUM_CLIENTS, NUM_TOKENS, clock, cpu};
 
@@ -24,7 +26,12 @@ pub struct Load<'a> {
     pub end: &'static [u8],
     /// How long.
     pub time: Duration,
+    /// A path that one more client reads meanwhile.
+    pub watched: Option<&'a str>,
 }
+
+/// What threads of a server's runtime are called besides the one that serves.
+const HELPER: &str = "izar-http";
 
 /// What a run came to.
 pub struct Measured {
@@ -44,11 +51,21 @@ impl Measured {
         format!(
             "{:>26}: {:8.0} tokens/s; {:.2} us a token on the HTTP thread + {:.2} us on the token reader = {:.0} tokens/s per core",
             self.name,
-            self.num_tokens as f64 / self.wall.as_secs_f64(),
+            self.tokens_per_second(),
             per_token(self.http),
             per_token(self.reader),
-            self.num_tokens as f64 / (self.http + self.reader).as_secs_f64(),
+            self.tokens_per_core_second(),
         )
+    }
+
+    /// Tokens a second, by the wall clock.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.num_tokens as f64 / self.wall.as_secs_f64()
+    }
+
+    /// Tokens a second that one core carries: by the CPU time of all of the server's threads.
+    pub fn tokens_per_core_second(&self) -> f64 {
+        self.num_tokens as f64 / (self.http + self.reader).as_secs_f64()
     }
 
     /// Percentiles of the added latency, as a line.
@@ -61,7 +78,7 @@ impl Measured {
         format!(
             "{:>26}: {:8.0} tokens/s, server threads {:.0} % of a core; added latency p50 {} us, p90 {} us, p99 {} us, p99.9 {} us",
             self.name,
-            self.num_tokens as f64 / self.wall.as_secs_f64(),
+            self.tokens_per_second(),
             (self.http + self.reader).as_secs_f64() / self.wall.as_secs_f64() * 100.0,
             at(0.5),
             at(0.9),
@@ -75,45 +92,93 @@ impl Measured {
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_name(HELPER)
         .build()
         .expect("a runtime")
 }
 
+/// A server on a thread of its own.
+pub struct Serving {
+    /// Where it listens.
+    pub address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    thread: std::thread::JoinHandle<Duration>,
+}
+
+impl Serving {
+    /// Serves `router` from one thread.
+    pub fn start(router: Router) -> Self {
+        let (address, addresses) = std::sync::mpsc::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            runtime().block_on(async move {
+                let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+                address
+                    .send(listener.local_addr().expect("an address"))
+                    .expect("a receiver");
+                let listener =
+                    axum::serve::ListenerExt::tap_io(listener, |connection: &mut TcpStream| {
+                        connection.set_nodelay(true).expect("a socket");
+                    });
+                tokio::select! {
+                    _ = axum::serve(listener, router).into_future() => {}
+                    _ = stopped => {}
+                }
+            });
+            cpu::time_here()
+        });
+        Self {
+            address: addresses.recv().expect("listening"),
+            stop,
+            thread,
+        }
+    }
+
+    /// Ends it; returns the CPU time of its thread.
+    pub fn stop(self) -> Duration {
+        drop(self.stop);
+        self.thread.join().expect("no panic")
+    }
+}
+
 /// Serves `router` from one thread under `load`.
 pub fn measure(name: &str, router: Router, load: &Load<'_>) -> Measured {
-    let (address, addresses) = std::sync::mpsc::channel();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let reader_before = cpu::time_of("izar-tokens");
-    let server = std::thread::spawn(move || {
-        runtime().block_on(async move {
-            let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-            address
-                .send(listener.local_addr().expect("an address"))
-                .expect("a receiver");
-            let listener =
-                axum::serve::ListenerExt::tap_io(listener, |connection: &mut TcpStream| {
-                    connection.set_nodelay(true).expect("a socket");
-                });
-            tokio::select! {
-                _ = axum::serve(listener, router).into_future() => {}
-                _ = stopped => {}
-            }
-        });
-        cpu::time_here()
-    });
-    let address = addresses.recv().expect("listening");
+    let helpers = || cpu::time_of("izar-tokens") + cpu::time_of(HELPER);
+    let before = helpers();
+    let serving = Serving::start(router);
+    let watcher = load
+        .watched
+        .map(|path| std::thread::spawn(watch(serving.address, path)));
     let begun = Instant::now();
-    let (num_answers, latencies_us) = runtime().block_on(clients(address, load));
+    let (num_answers, latencies_us) = runtime().block_on(clients(serving.address, load));
     let wall = begun.elapsed();
-    let reader = cpu::time_of("izar-tokens") - reader_before;
-    drop(stop);
+    let reader = helpers() - before;
+    let http = serving.stop();
+    if let Some(watcher) = watcher {
+        let num_bytes = watcher.join().expect("no panic");
+        assert!(num_bytes > 0, "the watcher was told nothing");
+    }
     Measured {
         name: name.to_owned(),
         num_tokens: num_answers * NUM_TOKENS,
         wall,
-        http: server.join().expect("no panic"),
+        http,
         reader,
         latencies_us,
+    }
+}
+
+/// Reads what is at `path` until the server closes the connection, and returns how many bytes that was.
+pub fn watch(address: SocketAddr, path: &str) -> impl FnOnce() -> u64 + Send + use<> {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    move || {
+        let mut socket = std::net::TcpStream::connect(address).expect("connected");
+        socket.write_all(request.as_bytes()).expect("sent");
+        let (mut buffer, mut num_bytes) = (vec![0; 64 * 1024], 0);
+        while let Ok(num_read @ 1..) = socket.read(&mut buffer) {
+            num_bytes += num_read as u64;
+        }
+        num_bytes
     }
 }
 

@@ -16,15 +16,24 @@ pub fn time_here() -> Duration {
 
 /// CPU time of this process's threads called `name`.
 pub fn time_of(name: &str) -> Duration {
+    time_of_those(|comm| comm == name)
+}
+
+fn time_of_those(is_meant: impl Fn(&str) -> bool) -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task")
         .expect("Linux")
         .flatten();
     let named = tasks.filter(|task| {
-        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| is_meant(comm.trim()))
     });
     named
         .map(|task| time_at(task.path().join("schedstat").to_str().expect("UTF-8")))
         .sum()
+}
+
+/// CPU time of all of this process's threads.
+pub fn time_of_all() -> Duration {
+    time_of_those(|_| true)
 }
 
 /// Processor, cores and how busy they are already.

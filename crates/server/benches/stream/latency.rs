@@ -50,6 +50,7 @@ fn both(name: &str, pace: Pace, time: Duration) {
         body: &body,
         end: CHUNKED_END,
         time,
+        watched: None,
     };
     let bare = bare::router(load.path, pace, || Bytes::from(clock::chunk()));
     println!("{}", measure("bare", bare, &load).latency());

@@ -12,6 +12,7 @@
 mod bare;
 mod clients;
 mod clock;
+#[allow(dead_code, reason = "the bench of watching uses the rest")]
 mod cpu;
 mod latency;
 
@@ -59,6 +60,7 @@ fn throughput(time: Duration) {
         body: &body,
         end,
         time,
+        watched: None,
     };
     let at_once = answering(|_| Reply::counting(97));
     let mut paced = at_once.clone();

@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::Distribution;
+
 /// A number that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -60,19 +62,18 @@ impl Histogram {
         self.sum.fetch_add(value, Relaxed);
     }
 
-    /// Calls `f` with each upper bound (infinity last) and the number of observations up to it; returns their sum and number.
-    pub fn cumulative(&self, mut f: impl FnMut(f64, u64)) -> (f64, u64) {
-        let mut total = 0;
-        for (idx, count) in self.counts.iter().enumerate() {
-            total += count.load(Relaxed);
-            f(
-                self.bounds
-                    .get(idx)
-                    .map_or(f64::INFINITY, |&bound| bound as f64 / self.scale),
-                total,
-            );
+    /// What was observed so far.
+    pub fn distribution(&self) -> Distribution {
+        let printed = |value: u64| value as f64 / self.scale;
+        Distribution {
+            bounds: self.bounds.iter().copied().map(printed).collect(),
+            counts: self
+                .counts
+                .iter()
+                .map(|count| count.load(Relaxed))
+                .collect(),
+            sum: printed(self.sum.load(Relaxed)),
         }
-        (self.sum.load(Relaxed) as f64 / self.scale, total)
     }
 }
 
@@ -81,15 +82,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_inclusive_and_counts_cumulative() {
+    fn bounds_are_inclusive_and_the_last_bucket_takes_the_rest() {
         let histogram = Histogram::counts(&[1.0, 10.0]);
         for value in [1, 2, 10, 11] {
             histogram.observe(value);
         }
-        let mut seen = Vec::new();
-        let totals = histogram.cumulative(|bound, count| seen.push((bound, count)));
-        assert_eq!(seen, [(1.0, 1), (10.0, 3), (f64::INFINITY, 4)]);
-        assert_eq!(totals, (24.0, 4));
+        let found = histogram.distribution();
+        assert_eq!(
+            (found.bounds, found.counts, found.sum),
+            (vec![1.0, 10.0], vec![1, 2, 1], 24.0)
+        );
     }
 
     #[test]
@@ -97,8 +99,6 @@ mod tests {
         let histogram = Histogram::seconds(&[0.001]);
         histogram.observe(1_000_000);
         histogram.observe(1_000_001);
-        let mut seen = Vec::new();
-        histogram.cumulative(|_, count| seen.push(count));
-        assert_eq!(seen, [1, 2]);
+        assert_eq!(histogram.distribution().counts, [1, 1]);
     }
 }

@@ -2,48 +2,26 @@
 //!
 //! Clocks: TTFT, time per output token and end-to-end latency are the server's (request parsed → token in the server's hands);
 //! inter-token latency is the engine's (its timestamp of each token), so that tokens which arrive together do not read as zero.
-//! Gauges of the engine are read from the ring's header at scrape time: the server never sees the engine.
+//! Gauges of the engine are read from the ring's header when somebody asks: the server never sees the engine.
+//!
+//! There is one registry and one walk over it ([`walk`]): whoever shows the numbers, a page for Prometheus or the stream that the page at `/`
+//! reads, is a [`Sink`] that the walk fills.
 
+mod gather;
 mod histogram;
 mod meter;
 mod page;
 mod prompt;
 mod render;
-
-use izar_transport::client::StepStats;
+mod sink;
 
 use crate::error::Shortage;
+pub use gather::{EngineSnapshot, Gauges, SLOT_STATES};
 pub use histogram::{Counter, Histogram};
 pub use meter::{EngineTimes, FinishedReason, SequenceMeter};
 pub use prompt::PromptMeter;
-pub use render::{Gauges, render};
-
-/// A snapshot of the engine's own numbers.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct EngineSnapshot {
-    /// Sequences that hold a batch row.
-    pub num_running: u64,
-    /// Sequences admitted to the ring but not running.
-    pub num_waiting: u64,
-    /// KV blocks of sequences.
-    pub num_kv_blocks_owned: u64,
-    /// KV blocks that hold reusable prefixes only.
-    pub num_kv_blocks_cached: u64,
-    /// Prompt tokens looked up in the prefix cache, since the start.
-    pub prefix_cache_queries: u64,
-    /// Prompt tokens found there, since the start.
-    pub prefix_cache_hits: u64,
-    /// Sequences preempted, since the start.
-    pub num_preemptions: u64,
-    /// KV blocks in all.
-    pub num_kv_blocks: u64,
-    /// Tokens in a block.
-    pub block_size: u64,
-    /// Most sequences running at once.
-    pub max_num_seqs: u64,
-    /// Histograms over its steps, since the start.
-    pub steps: StepStats,
-}
+pub use render::{render, walk};
+pub use sink::{Distribution, Sink};
 
 const TTFT_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,

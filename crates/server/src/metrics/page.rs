@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use izar_transport::client::StepHistogram;
-
-use super::{Counter, Histogram};
+use super::sink::{Distribution, Sink};
 
 /// A page being written; all samples carry the same labels and perhaps more.
 pub struct Page {
@@ -30,80 +28,34 @@ impl Page {
     pub fn finish(self) -> String {
         self.out
     }
+}
 
-    /// Announces a metric whose samples follow.
-    pub fn head(&mut self, name: &str, kind: &str, help: &str) {
+impl Sink for Page {
+    fn head(&mut self, name: &'static str, kind: &'static str, help: &str) {
         let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// A sample with `label`, such as `reason="x"`, beside the page's own.
-    pub fn sample(&mut self, name: &str, label: &str, value: f64) {
-        let _ = writeln!(self.out, "{name}{{{},{label}}} {value}", self.labels);
+    fn sample(&mut self, name: &'static str, label: &str, value: f64) {
+        let (labels, comma) = (&self.labels, if label.is_empty() { "" } else { "," });
+        let _ = writeln!(self.out, "{name}{{{labels}{comma}{label}}} {value}");
     }
 
-    /// A gauge.
-    pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, "gauge", help);
-        let _ = writeln!(self.out, "{name}{{{}}} {value}", self.labels);
-    }
-
-    /// A number that only grows; the name is given without `_total`.
-    pub fn count(&mut self, name: &str, help: &str, value: f64) {
-        let name = format!("{name}_total");
-        self.head(&name, "counter", help);
-        let _ = writeln!(self.out, "{name}{{{}}} {value}", self.labels);
-    }
-
-    /// As [`Page::count`].
-    pub fn counter(&mut self, name: &str, help: &str, counter: &Counter) {
-        self.count(name, help, counter.get() as f64);
-    }
-
-    /// A histogram of the server's.
-    pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.head(name, "histogram", help);
-        let (sum, count) = histogram.cumulative(|bound, count| self.bucket(name, bound, count));
-        self.totals(name, sum, count);
-    }
-
-    /// A histogram of the engine's with the upper bounds `bounds`; a printed unit is `scale` observed ones.
-    pub fn steps(
-        &mut self,
-        name: &str,
-        help: &str,
-        histogram: &StepHistogram,
-        bounds: &[u64],
-        scale: f64,
-    ) {
-        self.head(name, "histogram", help);
-        let mut total = 0;
-        for (idx, &count) in histogram.counts.iter().take(bounds.len() + 1).enumerate() {
+    fn distribution(&mut self, name: &'static str, distribution: Distribution) {
+        let (labels, mut total) = (&self.labels, 0);
+        for (idx, count) in distribution.counts.iter().enumerate() {
             total += count;
-            let bound = bounds
-                .get(idx)
-                .map_or(f64::INFINITY, |&bound| bound as f64 / scale);
-            self.bucket(name, bound, total);
+            let _ = match distribution.bounds.get(idx) {
+                Some(bound) => writeln!(
+                    self.out,
+                    "{name}_bucket{{{labels},le=\"{bound:?}\"}} {total}"
+                ),
+                None => writeln!(self.out, "{name}_bucket{{{labels},le=\"+Inf\"}} {total}"),
+            };
         }
-        self.totals(name, histogram.sum as f64 / scale, total);
-    }
-
-    fn bucket(&mut self, name: &str, bound: f64, count: u64) {
-        let labels = &self.labels;
-        let _ = if bound.is_finite() {
-            writeln!(
-                self.out,
-                "{name}_bucket{{{labels},le=\"{bound:?}\"}} {count}"
-            )
-        } else {
-            writeln!(self.out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}")
-        };
-    }
-
-    fn totals(&mut self, name: &str, sum: f64, count: u64) {
-        let labels = &self.labels;
+        let sum = distribution.sum;
         let _ = writeln!(
             self.out,
-            "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {count}"
+            "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {total}"
         );
     }
 }

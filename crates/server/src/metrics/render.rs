@@ -1,93 +1,85 @@
-//! All metrics on one page.
+//! The walk over all metrics: which there are, what they are called and what they mean.
 
-use izar_transport::client::{ClientStats, StepStats};
+use izar_transport::client::{ClientStats, EngineHealth, StepStats};
 
 use super::page::Page;
-use super::{EngineSnapshot, FinishedReason, Metrics};
+use super::{Distribution, EngineSnapshot, FinishedReason, Gauges, Metrics, SLOT_STATES, Sink};
 use crate::error::Shortage;
-use crate::process::ProcessStats;
+use crate::process::{HostCpu, ProcessStats};
 
-/// Gauges that are read at scrape time.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Gauges {
-    /// The engine's numbers.
-    pub engine: EngineSnapshot,
-    /// Whether the engine is ready and alive.
-    pub engine_up: bool,
-    /// For how long its heartbeat has stood still, seconds.
-    pub heartbeat_age_s: f64,
-    /// The front end's part of the ring.
-    pub ring: ClientStats,
-    /// HTTP requests that generate, now.
-    pub requests_in_flight: u64,
-    /// This process.
-    pub process: Option<ProcessStats>,
-}
-
-/// Renders everything as one page, labelled with `model_name`.
+/// Renders everything as one page for Prometheus, labelled with `model_name`.
 pub fn render(metrics: &Metrics, gauges: &Gauges, model_name: &str) -> String {
     let mut page = Page::new(model_name);
-    engine(&mut page, &gauges.engine);
-    tokens(&mut page, metrics);
-    latencies(&mut page, metrics);
-    requests(&mut page, metrics);
-    steps(&mut page, &gauges.engine.steps);
-    front_end(&mut page, metrics, gauges);
-    ring(&mut page, &gauges.ring);
-    if let Some(stats) = &gauges.process {
-        process(&mut page, stats);
-    }
+    walk(&mut page, metrics, gauges);
     page.finish()
 }
 
-fn engine(page: &mut Page, e: &EngineSnapshot) {
+/// Tells `sink` everything, in an order that does not change.
+pub fn walk(sink: &mut impl Sink, metrics: &Metrics, gauges: &Gauges) {
+    engine(sink, &gauges.engine);
+    tokens(sink, metrics);
+    latencies(sink, metrics);
+    requests(sink, metrics);
+    steps(sink, &gauges.engine.steps);
+    front_end(sink, metrics, gauges);
+    ring(sink, &gauges.ring);
+    slots(sink, gauges);
+    if let Some(stats) = &gauges.process {
+        process(sink, stats);
+    }
+    if let Some(host) = &gauges.host {
+        host_cpu(sink, host);
+    }
+}
+
+fn engine(sink: &mut impl Sink, e: &EngineSnapshot) {
     let waiting = e.num_waiting as f64;
-    page.gauge(
+    sink.gauge(
         "vllm:num_requests_running",
         "Sequences in the running batch",
         e.num_running as f64,
     );
-    page.gauge(
+    sink.gauge(
         "vllm:num_requests_waiting",
         "Sequences waiting for a place in the batch",
         waiting,
     );
     let name = "vllm:num_requests_waiting_by_reason";
-    page.head(
+    sink.head(
         name,
         "gauge",
         "Sequences waiting, by what for: all of them for room",
     );
-    page.sample(name, "reason=\"capacity\"", waiting);
-    page.sample(name, "reason=\"deferred\"", 0.0);
-    page.gauge(
+    sink.sample(name, "reason=\"capacity\"", waiting);
+    sink.sample(name, "reason=\"deferred\"", 0.0);
+    sink.gauge(
         "vllm:kv_cache_usage_perc",
         "Share of KV blocks in use, 0 to 1",
         e.num_kv_blocks_owned as f64 / e.num_kv_blocks.max(1) as f64,
     );
-    page.count(
-        "vllm:prefix_cache_queries",
+    sink.counter(
+        "vllm:prefix_cache_queries_total",
         "Prompt tokens looked up in the prefix cache",
         e.prefix_cache_queries as f64,
     );
-    page.count(
-        "vllm:prefix_cache_hits",
+    sink.counter(
+        "vllm:prefix_cache_hits_total",
         "Prompt tokens found in the prefix cache",
         e.prefix_cache_hits as f64,
     );
-    page.count(
-        "vllm:num_preemptions",
+    sink.counter(
+        "vllm:num_preemptions_total",
         "Sequences preempted",
         e.num_preemptions as f64,
     );
     let (blocks, size) = (e.num_kv_blocks, e.block_size);
-    page.head("vllm:cache_config_info", "gauge", "Shape of the KV cache");
-    page.sample(
+    sink.head("vllm:cache_config_info", "gauge", "Shape of the KV cache");
+    sink.sample(
         "vllm:cache_config_info",
         &format!("block_size=\"{size}\",num_gpu_blocks=\"{blocks}\""),
         1.0,
     );
-    page.head(
+    sink.head(
         "izar:kv_blocks",
         "gauge",
         "KV blocks: of sequences, holding reusable prefixes only, free",
@@ -98,27 +90,27 @@ fn engine(page: &mut Page, e: &EngineSnapshot) {
         ("cached", e.num_kv_blocks_cached),
         ("free", free),
     ] {
-        page.sample(
+        sink.sample(
             "izar:kv_blocks",
             &format!("state=\"{state}\""),
             count as f64,
         );
     }
-    page.gauge(
+    sink.gauge(
         "izar:max_num_seqs",
         "Most sequences in the running batch",
         e.max_num_seqs as f64,
     );
 }
 
-fn tokens(page: &mut Page, m: &Metrics) {
-    page.counter(
-        "vllm:prompt_tokens",
+fn tokens(sink: &mut impl Sink, m: &Metrics) {
+    sink.counter(
+        "vllm:prompt_tokens_total",
         "Tokens of prompts, counted when the first token of an answer comes",
-        &m.prompt_tokens,
+        m.prompt_tokens.get() as f64,
     );
     let name = "vllm:prompt_tokens_by_source_total";
-    page.head(
+    sink.head(
         name,
         "counter",
         "Tokens of prompts, counted when the answer has ended, by where their KV came from",
@@ -128,21 +120,21 @@ fn tokens(page: &mut Page, m: &Metrics) {
         ("local_cache_hit", m.prompt_tokens_cached.get()),
         ("external_kv_transfer", 0),
     ] {
-        page.sample(name, &format!("source=\"{source}\""), count as f64);
+        sink.sample(name, &format!("source=\"{source}\""), count as f64);
     }
-    page.counter(
-        "vllm:prompt_tokens_cached",
+    sink.counter(
+        "vllm:prompt_tokens_cached_total",
         "Tokens of prompts whose KV came from the prefix cache",
-        &m.prompt_tokens_cached,
+        m.prompt_tokens_cached.get() as f64,
     );
-    page.counter(
-        "vllm:generation_tokens",
+    sink.counter(
+        "vllm:generation_tokens_total",
         "Tokens generated",
-        &m.generation_tokens,
+        m.generation_tokens.get() as f64,
     );
 }
 
-fn latencies(page: &mut Page, m: &Metrics) {
+fn latencies(sink: &mut impl Sink, m: &Metrics) {
     for (name, help, histogram) in [
         (
             "vllm:time_to_first_token_seconds",
@@ -185,16 +177,16 @@ fn latencies(page: &mut Page, m: &Metrics) {
             &m.inference_time,
         ),
     ] {
-        page.histogram(name, help, histogram);
+        sink.histogram(name, help, histogram.distribution());
     }
 }
 
-fn requests(page: &mut Page, m: &Metrics) {
+fn requests(sink: &mut impl Sink, m: &Metrics) {
     let name = "vllm:request_success_total";
-    page.head(name, "counter", "Sequences finished, by reason");
+    sink.head(name, "counter", "Sequences finished, by reason");
     for reason in FinishedReason::ALL {
         let label = format!("finished_reason=\"{}\"", reason.label());
-        page.sample(name, &label, m.finished[reason as usize].get() as f64);
+        sink.sample(name, &label, m.finished[reason as usize].get() as f64);
     }
     for (name, help, histogram) in [
         (
@@ -228,17 +220,15 @@ fn requests(page: &mut Page, m: &Metrics) {
             &m.request_params_max_tokens,
         ),
     ] {
-        page.histogram(name, help, histogram);
+        sink.histogram(name, help, histogram.distribution());
     }
 }
 
-fn steps(page: &mut Page, s: &StepStats) {
-    page.steps(
+fn steps(sink: &mut impl Sink, s: &StepStats) {
+    sink.histogram(
         "vllm:iteration_tokens_total",
         "Tokens computed in a step",
-        &s.tokens,
-        &StepStats::TOKEN_BOUNDS,
-        1.0,
+        Distribution::of_steps(&s.tokens, &StepStats::TOKEN_BOUNDS, 1.0),
     );
     for (name, help, histogram) in [
         (
@@ -267,44 +257,45 @@ fn steps(page: &mut Page, s: &StepStats) {
             &s.publishing_ns,
         ),
     ] {
-        page.steps(name, help, histogram, &StepStats::TIME_BOUNDS_NS, 1e9);
+        let distribution = Distribution::of_steps(histogram, &StepStats::TIME_BOUNDS_NS, 1e9);
+        sink.histogram(name, help, distribution);
     }
 }
 
-fn front_end(page: &mut Page, m: &Metrics, g: &Gauges) {
+fn front_end(sink: &mut impl Sink, m: &Metrics, g: &Gauges) {
     let name = "izar:admission_rejections_total";
-    page.head(name, "counter", "Requests refused for want of room");
+    sink.head(name, "counter", "Requests refused for want of room");
     for shortage in Shortage::ALL {
         let count = m.admission_rejections[shortage as usize].get();
         let label = format!("reason=\"{}\"", shortage.label());
-        page.sample(name, &label, count as f64);
+        sink.sample(name, &label, count as f64);
     }
     let name = "izar:http_responses_total";
-    page.head(name, "counter", "HTTP answers by status class");
+    sink.head(name, "counter", "HTTP answers by status class");
     for (class, count) in (1..).zip(&m.http_responses) {
-        page.sample(name, &format!("status=\"{class}xx\""), count.get() as f64);
+        sink.sample(name, &format!("status=\"{class}xx\""), count.get() as f64);
     }
-    page.gauge(
+    sink.gauge(
         "izar:http_requests_in_flight",
         "HTTP requests that are generating",
         g.requests_in_flight as f64,
     );
-    page.gauge(
+    sink.gauge(
         "izar:engine_up",
         "1 while the engine is ready and its heart beats",
-        f64::from(u8::from(g.engine_up)),
+        f64::from(u8::from(g.health == Some(EngineHealth::Ready))),
     );
-    page.gauge(
+    sink.gauge(
         "izar:engine_heartbeat_age_seconds",
         "Time since the engine's heart was last seen to beat",
-        g.heartbeat_age_s,
+        g.heartbeat_age.as_secs_f64(),
     );
-    page.head("izar:build_info", "gauge", "Version of this server");
+    sink.head("izar:build_info", "gauge", "Version of this server");
     let version = env!("CARGO_PKG_VERSION");
-    page.sample("izar:build_info", &format!("version=\"{version}\""), 1.0);
+    sink.sample("izar:build_info", &format!("version=\"{version}\""), 1.0);
 }
 
-fn ring(page: &mut Page, r: &ClientStats) {
+fn ring(sink: &mut impl Sink, r: &ClientStats) {
     for (name, help, value) in [
         (
             "izar:ring_slots",
@@ -342,23 +333,23 @@ fn ring(page: &mut Page, r: &ClientStats) {
             r.output_used_bytes,
         ),
     ] {
-        page.gauge(name, help, value as f64);
+        sink.gauge(name, help, value as f64);
     }
-    page.count(
-        "izar:ring_polls",
+    sink.counter(
+        "izar:ring_polls_total",
         "Times the token reader has looked at the ring",
         r.num_polls as f64,
     );
-    page.count(
-        "izar:ring_polls_with_news",
+    sink.counter(
+        "izar:ring_polls_with_news_total",
         "Of which found something",
         r.num_polls_with_news as f64,
     );
 }
 
-fn process(page: &mut Page, stats: &ProcessStats) {
-    page.count(
-        "process_cpu_seconds",
+fn process(sink: &mut impl Sink, stats: &ProcessStats) {
+    sink.counter(
+        "process_cpu_seconds_total",
         "User and system time of all threads",
         stats.cpu_seconds,
     );
@@ -379,7 +370,27 @@ fn process(page: &mut Page, stats: &ProcessStats) {
             stats.num_open_fds as f64,
         ),
     ] {
-        page.gauge(name, help, value);
+        sink.gauge(name, help, value);
+    }
+}
+
+fn slots(sink: &mut impl Sink, gauges: &Gauges) {
+    let name = "izar:ring_slots_by_state";
+    sink.head(name, "gauge", "Ring slots of all front ends, by state");
+    for ((_, label), count) in SLOT_STATES.into_iter().zip(gauges.num_slots_by_state()) {
+        sink.sample(name, &format!("state=\"{label}\""), count as f64);
+    }
+}
+
+fn host_cpu(sink: &mut impl Sink, host: &HostCpu) {
+    let name = "izar:host_cpu_seconds_total";
+    sink.head(
+        name,
+        "counter",
+        "Time of all of this host's processors, whoever used it",
+    );
+    for (mode, seconds) in [("busy", host.busy_seconds), ("idle", host.idle_seconds)] {
+        sink.sample(name, &format!("mode=\"{mode}\""), seconds);
     }
 }
 

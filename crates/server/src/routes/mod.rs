@@ -6,6 +6,7 @@ pub mod models;
 pub mod operations;
 pub mod page;
 pub mod responses;
+pub mod stats;
 pub mod tokens;
 
 use std::sync::Arc;

@@ -17,6 +17,7 @@ mod refusals;
 mod responses;
 mod shape;
 mod sockets;
+mod stats;
 mod stops;
 mod structured;
 mod support;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
 use crate::common::{Harness, saying};
 
@@ -94,19 +95,22 @@ async fn documented_paths_are_the_routers() {
                 .uri(path.replace("{id}", "mock").replace("{path}", "nothing"))
                 .body(Body::from("{}"))
                 .expect("a request");
-            let answer = harness.send(request).await;
+            // Not read to its end: a stream may have none.
+            let router = harness.router.clone();
+            let answer = router.oneshot(request).await.expect("infallible");
+            let (status, headers) = (answer.status(), answer.headers());
             let is_documented = !operations[method].is_null();
             assert_eq!(
-                answer.status != StatusCode::METHOD_NOT_ALLOWED,
+                status != StatusCode::METHOD_NOT_ALLOWED,
                 is_documented,
                 "{method} {path}"
             );
             if is_documented {
-                let status = answer.status.as_str();
+                let status = status.as_str();
                 let responses = &operations[method]["responses"];
                 assert!(!responses[status].is_null(), "{method} {path}: {status}");
             } else {
-                assert!(answer.headers.contains_key("allow"), "{method} {path}");
+                assert!(headers.contains_key("allow"), "{method} {path}");
             }
         }
     }
