@@ -255,12 +255,13 @@ __device__ __forceinline__ void project(const Args& a, Lane& lane, uint32_t num_
   ptx::st_relaxed_gpu(a.logits + size_t{token} * a.num_experts + expert, bits == kAbsent ? 0x7FFFFFFF : bits);
 }
 
-// A warp chooses for its token of the block's; what the sorting block chose stays in its shared memory.
+// A warp chooses for its token of the block's, and lane k returns the k-th expert; what the sorting block chose stays in
+// its shared memory.
 template <uint32_t kPerLane>
-__device__ __forceinline__ void choose(const Args& a, uint32_t num_tokens, uint32_t* chosen) {
+__device__ __forceinline__ uint32_t choose(const Args& a, uint32_t num_tokens, uint32_t* chosen) {
   const uint32_t token = blockIdx.y * kTokens + threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
-  if (token >= num_tokens) return;
+  if (token >= num_tokens) return kAbsent;
   uint32_t words[kPerLane];
   take_words(
       a, words, [&](uint32_t i) { return a.logits + size_t{token} * a.num_experts + i * 32 + lane; },
@@ -269,7 +270,7 @@ __device__ __forceinline__ void choose(const Args& a, uint32_t num_tokens, uint3
 #pragma unroll
   for (uint32_t i = 0; i < kPerLane; ++i) logits[i] = __uint_as_float(words[i]);
   const izar::moe::Choice choice = izar::moe::choose(logits, a.num_experts, a.top_k, a.normalise);
-  if (lane >= a.top_k) return;
+  if (lane >= a.top_k) return kAbsent;
   const uint32_t at = token * a.top_k + lane;
   a.shares[at] = choice.share;
   if (blockIdx.y == 0) {
@@ -277,6 +278,7 @@ __device__ __forceinline__ void choose(const Args& a, uint32_t num_tokens, uint3
   } else {
     ptx::st_relaxed_gpu(a.choices + at, choice.expert);
   }
+  return choice.expert;
 }
 
 // Tokens that chose an expert, a bit each.
@@ -341,6 +343,22 @@ __device__ __forceinline__ void sort(const Args& a, uint32_t num_tokens, const u
   }
 }
 
+// A single token's experts are sorted by the warp that chose them: each is a group of one row.
+__device__ __forceinline__ void sort_one(const Args& a, uint32_t expert) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t row = 0;
+  for (uint32_t k = 0; k < a.top_k; ++k) row += __shfl_sync(izar::moe::kAllLanes, expert, k) < expert;
+  if (lane < a.top_k) {
+    a.slots[lane] = row;
+    a.sources[row] = 0;
+    a.groups[row] = {expert, row, 1, 0};
+    if (a.columns != nullptr) {
+      for (uint32_t i = 0; i < a.tile_tokens; ++i) a.columns[row * a.tile_tokens + i] = i == 0 ? row : kAbsent;
+    }
+  }
+  if (lane == 0) *reinterpret_cast<uint4*>(a.counts) = {a.top_k, a.top_k, a.top_k, 0};
+}
+
 template <uint32_t kPerLane>
 __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
   __shared__ TokenSet sets[kMaxExperts];
@@ -357,8 +375,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const Args a) {
   if (blockIdx.y * kTokens >= num_tokens && !sorts) return;
   project(a, lane, num_tokens);
   if (blockIdx.x != 0) return;
-  choose<kPerLane>(a, num_tokens, chosen);
+  const uint32_t expert = choose<kPerLane>(a, num_tokens, chosen);
   if (!sorts) return;
+  if (num_tokens == 1) {
+    if (threadIdx.x < 32) sort_one(a, expert);
+    return;
+  }
   for (uint32_t first = kTokens * a.top_k + threadIdx.x; first < num_tokens * a.top_k; first += 2 * kThreads) {
     const auto is_there = [&](uint32_t i) { return first + i * kThreads < num_tokens * a.top_k; };
     uint32_t words[2];
