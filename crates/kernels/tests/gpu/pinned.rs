@@ -1,7 +1,10 @@
-//! Pinned memory: copies from and to it, and kernels that use it in place.
+//! Pinned memory: copies from and to it, and kernels that use it in place; and memory of others, mapped.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use half::bf16;
-use izar_kernels::{CudaError, DeviceBuffer, Graph, PinnedBuffer, Stream};
+use izar_kernels::{CudaError, DeviceBuffer, Graph, MappedRegion, PinnedBuffer, Stream};
 
 use crate::gpu;
 
@@ -64,4 +67,26 @@ fn an_urgent_stream_runs_work_like_any_other() -> Result<(), CudaError> {
     buffer.read(&stream, &mut got)?;
     assert_eq!(got, [7; 100]);
     Ok(())
+}
+
+#[test]
+fn mapped_memory_is_kept_and_can_be_mapped_again() {
+    let Some(gpu) = gpu() else { return };
+    let device = gpu.stream.device();
+    let memory = Arc::new(vec![0_u64; 4096]);
+    let map = || {
+        let base = NonNull::from(memory.as_slice()).cast::<u8>();
+        // SAFETY: the vector lives as long as its owner and is not changed meanwhile.
+        unsafe { MappedRegion::register(device, base, 8 * memory.len(), Box::new(memory.clone())) }
+    };
+    for _ in 0..2 {
+        let region = map().unwrap();
+        assert_eq!((region.len(), Arc::strong_count(&memory)), (32_768, 2));
+        let first = region.address_of(0).unwrap();
+        assert_eq!(region.address_of(32_768), Some(first + 32_768));
+        assert_eq!(region.address_of(32_769), None);
+        assert!(map().is_err(), "mapped already");
+        drop(region);
+    }
+    assert_eq!(Arc::strong_count(&memory), 1);
 }
