@@ -71,7 +71,7 @@
 //!    or preempted meanwhile changes nothing, for its planned step still runs. Two equal prompts of one step both compute.
 //! 2. *A hit stays.* A table entry is a reference; a block with references is neither evicted nor written by others, and a full
 //!    block is not written again by its own sequence (writes are at `start` and beyond), but for the last position of a
-//!    deferred sequence, which is written with the same values.
+//!    deferred sequence, which is written with the same values (up to rounding, where a decode's kernels are not a prefill's).
 //! 3. *Stray writes come too early to hurt.* A surplus or cancelled entry writes in a step planned before its blocks
 //!    were given back, so before any step planned with their next owner.
 //! 4. *Rows do not change under a reader.* Table rows grow at their end only; a row that was given back is given out again
