@@ -42,6 +42,8 @@ impl MaskedRing {
             max_num_seqs: num_requests,
             max_num_batched_tokens: 64,
             model_name: "masks",
+            hardware: "",
+            placement: "",
         });
         engine.set_engine_state(EngineState::Ready, None);
         let shared = Arc::clone(&transport) as Arc<dyn Transport>;
