@@ -10,7 +10,7 @@ macro_rules! asset {
 }
 
 /// Served at `/ui/PATH`, and the first one at `/`, too.
-pub(super) static ASSETS: [Asset; 43] = [
+pub(super) static ASSETS: [Asset; 44] = [
     asset!("index.html"),
     asset!("css/base.css"),
     asset!("css/chat.css"),
@@ -38,6 +38,7 @@ pub(super) static ASSETS: [Asset; 43] = [
     asset!("js/engine/history.js"),
     asset!("js/engine/palette.js"),
     asset!("js/engine/ring_grid.js"),
+    asset!("js/engine/state.js"),
     asset!("js/engine/stats.js"),
     asset!("js/engine/step_timeline.js"),
     asset!("js/engine/values_table.js"),

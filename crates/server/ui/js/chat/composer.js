@@ -46,9 +46,11 @@ export class Composer {
 
   /** Shows the stop button while an answer is being written. */
   set writing(writing) {
-    const hadFocus = document.activeElement === this.stopButton;
+    const focused = document.activeElement;
     this.stopButton.hidden = !writing;
     this.sendButton.hidden = writing;
-    if (hadFocus && !writing) this.area.focus();
+    // A button that goes takes the focus with it.
+    if (focused === this.stopButton && !writing) this.area.focus();
+    if (focused === this.sendButton && writing) this.stopButton.focus();
   }
 }

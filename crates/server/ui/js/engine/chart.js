@@ -16,8 +16,8 @@ export class Chart {
   #hovered = null;
 
   /**
-   * `series`: `[{column, label, color, format}]`. `stacked` fills them one on another. `range` is the y axis from the data's least and greatest
-   * value; `unit` formats the axis.
+   * `series`: `[{column, label, color, format, fill, sparse}]`; a sparse one is drawn through samples that have nothing. `stacked` fills them one
+   * on another. `max` fixes the y axis, `axis` formats its numbers.
    */
   constructor({ title, series, stacked = false, max = null, axis = String }) {
     Object.assign(this, { title, series, stacked, max, axis });
@@ -37,14 +37,14 @@ export class Chart {
   #options() {
     const axis = { stroke: color("--muted"), font: AXIS_FONT, grid: { stroke: color("--c-grid"), width: 1 }, ticks: { show: false } };
     const lines = this.series.map((line) => ({
-      label: line.label, stroke: color(line.color), width: 1.5, points: { show: false },
+      label: line.label, stroke: color(line.color), width: 1.5, points: { show: false }, spanGaps: line.sparse === true,
       fill: this.stacked ? undefined : line.fill ? faint(line.color, 0.15) : undefined,
     }));
     // A band's fill goes from a line down to the one below it, so each part of the stack keeps its own colour.
     const bands = this.stacked ? lines.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: faint(this.series[index + 1].color, 0.6) })) : [];
     if (this.stacked) lines[0].fill = faint(this.series[0].color, 0.6);
     return {
-      ...this.#size(), padding: [8, 10, 0, 0], legend: { show: false },
+      ...this.#size(), padding: [8, 28, 0, 0], legend: { show: false },
       cursor: { sync: { key: sync.key }, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: true }, y: { range: (_, least, most) => [Math.min(0, least ?? 0), this.max ?? Math.max(1, (most ?? 1) * 1.08)] } },
       axes: [{ ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map(this.axis) }],

@@ -8,7 +8,7 @@ const owned = value('izar:kv_blocks{state="owned"}');
 
 function processors(state) {
   const used = state.window.process_cpus;
-  return Number.isFinite(used) ? `this process ${rate(used)} cores` : "all cores";
+  return Number.isFinite(used) ? `Izar: ${rate(used)} cores` : "all cores";
 }
 
 /** Name, number of a state, how to write it, smaller text below it. `data-value` of the number is the bare one. */
@@ -19,7 +19,7 @@ const TILES = [
   ["Output", (state) => state.window.tokens_per_second, rate, () => "tokens/s"],
   ["Prompts", (state) => state.window.prompt_tokens_per_second, rate, () => "tokens/s"],
   ["Requests", (state) => state.window.requests_per_second, rate, () => "a second"],
-  ["KV in use", value("vllm:kv_cache_usage_perc"), percent, (state) => `${count(owned(state))} of ${count(state.engine.num_kv_blocks)} blocks`],
+  ["KV in use", value("vllm:kv_cache_usage_perc"), percent, (state) => `${count(owned(state))} of ${count(state.engine.num_kv_blocks)}`],
   ["Host CPU", (state) => state.window.host_cpu, percent, processors],
 ];
 

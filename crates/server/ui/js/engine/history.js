@@ -7,7 +7,10 @@ const GAP_MS = 2500;
 const label = (state, name) => state.values[`izar:kv_blocks{state="${name}"}`] ?? null;
 const ms = (seconds) => (seconds === null || seconds === undefined ? null : seconds * 1000);
 
-/** Column name to what a sample has for it. */
+/** Speeds are means over so many samples, about a second: within one, whole steps come and go. */
+const SMOOTHED = 4;
+
+/** Column name to what a sample has for it, given the last few samples' rates. */
 const COLUMNS = {
   running: (state) => state.values["vllm:num_requests_running"] ?? null,
   waiting: (state) => state.values["vllm:num_requests_waiting"] ?? null,
@@ -15,15 +18,23 @@ const COLUMNS = {
   owned: (state) => label(state, "owned"),
   cached: (state) => label(state, "cached"),
   free: (state) => label(state, "free"),
-  output: (state) => state.now.tokens_per_second ?? null,
-  prompt: (state) => state.now.prompt_tokens_per_second ?? null,
+  output: (_, rates) => mean(rates, "tokens_per_second"),
+  prompt: (_, rates) => mean(rates, "prompt_tokens_per_second"),
   itlP50: (state) => ms(state.now.itl?.p50),
   itlP99: (state) => ms(state.now.itl?.p99),
   hostCpu: (state) => (state.now.host_cpu === null || state.now.host_cpu === undefined ? null : state.now.host_cpu * 100),
 };
 
+/** A rate over all of `rates`, each of which held for its own `seconds`. */
+function mean(rates, name) {
+  const known = rates.filter((rate) => Number.isFinite(rate[name]));
+  const seconds = known.reduce((sum, rate) => sum + rate.seconds, 0);
+  return seconds > 0 ? known.reduce((sum, rate) => sum + rate[name] * rate.seconds, 0) / seconds : null;
+}
+
 export class History {
   time = [];
+  #rates = [];
   columns = Object.fromEntries(Object.keys(COLUMNS).map((name) => [name, []]));
 
   /** Takes the state's sample. */
@@ -32,8 +43,12 @@ export class History {
     const seconds = state.timeMs / 1000;
     // A restarted server's clock may be behind: charts want time to go on.
     if (last !== null && seconds <= last) return;
-    if (last !== null && state.timeMs - last * 1000 > GAP_MS) this.#add(last + 0.001, () => null);
-    this.#add(seconds, (column) => COLUMNS[column](state));
+    if (last !== null && state.timeMs - last * 1000 > GAP_MS) {
+      this.#add(last + 0.001, () => null);
+      this.#rates = [];
+    }
+    this.#rates = [...this.#rates, state.now].slice(-SMOOTHED);
+    this.#add(seconds, (column) => COLUMNS[column](state, this.#rates));
     while (this.time.length > 0 && state.timeMs - this.time[0] * 1000 > MAX_MS) this.#drop();
   }
 

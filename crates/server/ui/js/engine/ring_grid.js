@@ -17,7 +17,7 @@ export class RingGrid {
   #drawn = new Uint8Array(0);
   #colors = [];
   #names = "";
-  #told = 0;
+  #told = Number.NEGATIVE_INFINITY;
 
   constructor() {
     this.canvas = h("canvas.ring", { width: COLUMNS * PITCH, height: COLUMNS * PITCH, attrs: { role: "img", "aria-label": "The ring's slots" } });

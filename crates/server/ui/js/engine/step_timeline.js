@@ -43,7 +43,7 @@ export class StepTimeline {
       h("li", {}, h(`span.swatch.${token.slice(2)}`, { attrs: { "aria-hidden": "true" } }), `${name} `, this.means[index])));
     this.detail = h("p.hint.step-detail");
     this.root = h("section.card.steps", { attrs: { "aria-label": "Steps" } },
-      h("div.card-head", {}, h("h2", { textContent: "Steps" }), legend, this.freeze), this.canvas, this.detail);
+      h("div.card-head", {}, h("h2", { textContent: "Steps" }), this.freeze, legend), this.canvas, this.detail);
     new ResizeObserver(() => this.#draw()).observe(this.canvas);
   }
 

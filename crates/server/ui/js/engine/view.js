@@ -4,7 +4,7 @@ import { h, textButton } from "../dom.js";
 import { loadSetting, saveSetting } from "../store.js";
 import { Chart } from "./chart.js";
 import { Facts, Tiles } from "./facts.js";
-import { count, rate } from "./format.js";
+import { count, duration, rate } from "./format.js";
 import { LatencyCard } from "./histogram.js";
 import { History } from "./history.js";
 import { RingGrid } from "./ring_grid.js";
@@ -42,10 +42,10 @@ const CHARTS = {
     ],
   },
   itl: {
-    title: "Time between tokens", axis: (value) => `${value} ms`,
+    title: "Time between tokens", axis: (value) => duration(value / 1000),
     series: [
-      { column: "itlP50", label: "p50", color: "--c-decode", format: milliseconds },
-      { column: "itlP99", label: "p99", color: "--c-paused", format: milliseconds },
+      { column: "itlP50", label: "p50", color: "--c-decode", format: milliseconds, sparse: true },
+      { column: "itlP99", label: "p99", color: "--c-paused", format: milliseconds, sparse: true },
     ],
   },
   cpu: {
