@@ -47,7 +47,7 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     /// the word says is fine, so the clocks of the two sides need not agree. Of the time between two
     /// calls at most a quarter of the timeout counts: an engine that was itself stopped for long
     /// looks at least five times before it calls anybody dead.
-    pub fn reap_expired_leases(&mut self, now_ns: u64, f: &mut dyn FnMut(SlotEvent)) {
+    pub fn reap_expired_leases(&mut self, now_ns: u64, f: &mut (impl FnMut(SlotEvent) + ?Sized)) {
         let since_last = now_ns.saturating_sub(self.reaped_ns);
         let passed_ns = since_last.min(self.lease_timeout_ns.div_ceil(4));
         self.reaped_ns = now_ns;
@@ -79,7 +79,11 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
 
     /// Follows the claim word: a holder that let go (or was pushed out) leaves orphans; a successor is
     /// accepted once the lease is drained.
-    pub(super) fn notice_claim(&mut self, lease: LeaseIdx, f: &mut dyn FnMut(SlotEvent)) {
+    pub(super) fn notice_claim(
+        &mut self,
+        lease: LeaseIdx,
+        f: &mut (impl FnMut(SlotEvent) + ?Sized),
+    ) {
         let word = self
             .memory
             .word(self.layout.lease_offset(lease) + LEASE_CLAIM);
@@ -107,7 +111,7 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
     }
 
     /// The holder is gone: what runs is cancelled, what is complete is emptied unread.
-    fn abandon(&mut self, lease: LeaseIdx, f: &mut dyn FnMut(SlotEvent)) {
+    fn abandon(&mut self, lease: LeaseIdx, f: &mut (impl FnMut(SlotEvent) + ?Sized)) {
         self.leases[lease.0 as usize].held = false;
         for slot in self.layout.lease_slots(lease) {
             let slot = SlotIdx(slot);

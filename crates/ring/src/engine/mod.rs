@@ -14,6 +14,7 @@ mod slot;
 mod status;
 
 use core::fmt;
+use core::mem::MaybeUninit;
 
 pub use arena::Generated;
 pub use masks::MaskSource;
@@ -94,6 +95,20 @@ impl fmt::Display for AttachError {
 
 impl core::error::Error for AttachError {}
 
+fn check_sizes(
+    memory: &RingMemory,
+    layout: &RingLayout,
+    num_slots: usize,
+) -> Result<(), AttachError> {
+    if memory.len() < layout.total_bytes() {
+        return Err(AttachError::TooSmall(layout.total_bytes(), memory.len()));
+    }
+    if num_slots != layout.num_slots() as usize {
+        return Err(AttachError::SlotTable(layout.num_slots(), num_slots));
+    }
+    Ok(())
+}
+
 /// The engine's view of a ring. One per ring; moves between threads but is used by one at a time.
 ///
 /// `M` is the table of engine-private slot state, one [`EngineSlot`] per slot ([`slot_table`] makes a
@@ -166,21 +181,47 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         Ok(ring)
     }
 
+    /// Makes, at `place`, the engine's side of a ring that another value has just created and described, and that no front end
+    /// uses yet: for an engine that creates its ring in one place and runs in another, where stacks are small. What described it
+    /// must not touch the ring until this is gone.
+    ///
+    /// # Errors
+    /// When the geometry is impossible or does not fit, or `slots` has another length; nothing is written then.
+    pub fn continue_described<'a>(
+        place: &'a mut MaybeUninit<Self>,
+        memory: RingMemory,
+        options: &RingOptions,
+        vocab_size: u32,
+        mut slots: M,
+    ) -> Result<&'a mut Self, AttachError> {
+        let layout = RingLayout::new(options.geometry).map_err(AttachError::Geometry)?;
+        check_sizes(&memory, &layout, slots.as_ref().len())?;
+        slots.as_mut().fill(EngineSlot::EMPTY);
+        let ring = place.as_mut_ptr();
+        // SAFETY: each field of a place of our own is written once, and all of them are before it counts as initialised.
+        unsafe {
+            (&raw mut (*ring).memory).write(memory);
+            (&raw mut (*ring).layout).write(layout);
+            (&raw mut (*ring).lease_timeout_ns).write(options.lease_timeout_ns);
+            (&raw mut (*ring).vocab_size).write(vocab_size);
+            (&raw mut (*ring).reaped_ns).write(0);
+            (&raw mut (*ring).num_steps_logged).write(0);
+            (&raw mut (*ring).slots).write(slots);
+            let leases = (&raw mut (*ring).leases).cast::<LeaseTracker>();
+            for idx in 0..MAX_LEASES as usize {
+                leases.add(idx).write(LeaseTracker::FRESH);
+            }
+            Ok(place.assume_init_mut())
+        }
+    }
+
     fn over(
         memory: RingMemory,
         layout: RingLayout,
         lease_timeout_ns: u64,
         slots: M,
     ) -> Result<Self, AttachError> {
-        if memory.len() < layout.total_bytes() {
-            return Err(AttachError::TooSmall(layout.total_bytes(), memory.len()));
-        }
-        if slots.as_ref().len() != layout.num_slots() as usize {
-            return Err(AttachError::SlotTable(
-                layout.num_slots(),
-                slots.as_ref().len(),
-            ));
-        }
+        check_sizes(&memory, &layout, slots.as_ref().len())?;
         let leases = [LeaseTracker::FRESH; MAX_LEASES as usize];
         Ok(Self {
             memory,

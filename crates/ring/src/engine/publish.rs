@@ -6,7 +6,7 @@ use crate::output::{
     LogprobEntry, LogprobHead, NO_STOP_TOKEN, OUTPUT_HAS_LOGPROBS, ResultRecord, logprob_stride,
 };
 use crate::request::REQUEST_PROMPT_LOGPROBS;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use crate::words::{CountWord, FinishReason, State, StatusWord};
 
 /// One token to publish.
@@ -97,6 +97,21 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         token: OutputToken,
         logprobs: Option<TokenLogprobs<'_>>,
     ) {
+        self.stage_token(slot, token, logprobs);
+        self.show_tokens([slot]);
+    }
+
+    /// Appends a token to a running request's output. It becomes readable with [`show_tokens`](Self::show_tokens), before
+    /// which the request gets no other.
+    ///
+    /// # Panics
+    /// As [`publish_token`](Self::publish_token).
+    pub fn stage_token(
+        &mut self,
+        slot: SlotIdx,
+        token: OutputToken,
+        logprobs: Option<TokenLogprobs<'_>>,
+    ) {
         let local = self.slot_mut(slot);
         assert!(
             local.is_running(),
@@ -111,7 +126,10 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
             slot.0
         );
         local.num_generated = index + 1;
-        let (generation, record) = (local.generation, local.record);
+        if index == 0 {
+            local.first_token_ns = token.timestamp_ns;
+        }
+        let record = &self.slot(slot).record;
         let mut flags = 0;
         if let Some(logprobs) = logprobs.filter(|_| record.num_logprobs >= 0) {
             let stride = logprob_stride(record.num_logprobs);
@@ -126,17 +144,27 @@ impl<M: AsRef<[EngineSlot]> + AsMut<[EngineSlot]>> EngineRing<M> {
         self.memory
             .store_payload(at, u64::from(flags) << 32 | u64::from(token.token));
         self.memory.store_payload(at + 8, token.timestamp_ns);
-        self.store_count(
-            slot,
-            CountWord {
-                generation,
-                num_generated: index + 1,
+    }
+
+    /// Makes the staged tokens of these slots readable, behind one fence: ordering one by one is what costs where the ring is far.
+    pub fn show_tokens(&mut self, slots: impl IntoIterator<Item = SlotIdx>) {
+        // SYNC token-published: with the relaxed stores of the counts below, pairs with the acquire of a bulk progress read.
+        // Makes the output and log-probability records visible before the counts that cover them.
+        fence(Ordering::Release);
+        for slot in slots {
+            let local = self.slot(slot);
+            let count = CountWord {
+                generation: local.generation,
+                num_generated: local.num_generated,
                 is_final: false,
-            },
-        );
-        if index == 0 {
-            self.slot_mut(slot).first_token_ns = token.timestamp_ns;
-            self.set_state(slot, State::DecodeProcessing);
+            };
+            let is_first = local.num_generated == 1;
+            self.memory
+                .word(self.layout.progress_offset(slot) + 8)
+                .store(count.pack(), Ordering::Relaxed);
+            if is_first {
+                self.set_state(slot, State::DecodeProcessing);
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use crate::words::State;
 
 /// Engine-private state of one slot. Opaque; [`EngineRing`](super::EngineRing) fills it.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct EngineSlot {
     /// The validated copy of the request; the one in the ring may change behind the engine's back.
     pub(super) record: RequestRecord,

@@ -11,6 +11,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub struct RingMemory {
     base: NonNull<u8>,
     len: u64,
+    /// Where what front ends wrote (records, input arena) is read from: the region, or a copy of its beginning.
+    submitted: NonNull<u8>,
 }
 
 // SAFETY: the region is shared memory by nature; every access that can race is atomic, and `new` makes
@@ -32,6 +34,22 @@ impl RingMemory {
         Self {
             base,
             len: len as u64,
+            submitted: base,
+        }
+    }
+
+    /// The same region, for an engine to which its own copy of what front ends submit is nearer: request records and the
+    /// input arena are read from `copy`, at the same offsets, everything else from the region. The engine copies a slot's
+    /// record, and the spans it names, before [`EngineRing::claim`](crate::EngineRing::claim).
+    ///
+    /// # Safety
+    /// `copy` is 8-byte aligned, and as many bytes as lie before the output arena are readable, initialised and unwritten
+    /// while this value or a clone of it reads them.
+    #[must_use]
+    pub const unsafe fn reading_submissions_from(self, copy: NonNull<u8>) -> Self {
+        Self {
+            submitted: copy,
+            ..self
         }
     }
 
@@ -150,9 +168,23 @@ impl RingMemory {
         // by the caller and, for the other side, by the protocol.
         unsafe {
             core::slice::from_raw_parts(
-                self.base.as_ptr().add(offset as usize).cast(),
+                self.submitted.as_ptr().add(offset as usize).cast(),
                 len as usize,
             )
+        }
+    }
+
+    /// Copies a submitted record out.
+    pub(super) fn copy_record(&self, offset: u64, dst: &mut [u8]) {
+        if self.submitted == self.base {
+            return self.copy_out(offset, dst);
+        }
+        assert!(self.check(offset, dst.len() as u64).is_ok());
+        // SAFETY: in bounds (checked above: records lie before the output arena); readable, initialised and unwritten, promised
+        // at `reading_submissions_from`; `dst` is somebody else's memory.
+        unsafe {
+            let from = self.submitted.as_ptr().add(offset as usize);
+            core::ptr::copy_nonoverlapping(from, dst.as_mut_ptr(), dst.len());
         }
     }
 }

@@ -17,8 +17,12 @@ use core::fmt;
 
 #[cfg(not(loom))]
 pub use direct::RingMemory;
+#[cfg(not(loom))]
+pub(crate) use direct::Words;
 #[cfg(loom)]
 pub use modelled::RingMemory;
+#[cfg(loom)]
+pub(crate) use modelled::Words;
 
 use crate::sync::{Ordering, fence};
 
@@ -143,7 +147,7 @@ impl RingMemory {
     /// Copies a record out, for the engine, after the word that announced it was acquired.
     pub(crate) fn record<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];
-        self.copy_out(offset, &mut bytes);
+        self.copy_record(offset, &mut bytes);
         bytes
     }
 }

@@ -163,6 +163,10 @@ impl RingMemory {
         }
     }
 
+    pub(super) fn copy_record(&self, offset: u64, dst: &mut [u8]) {
+        self.copy_out(offset, dst);
+    }
+
     pub(super) fn copy_in(&self, offset: u64, src: &[u8]) {
         for (i, chunk) in src.chunks_exact(8).enumerate() {
             let mut word = [0; 8];
