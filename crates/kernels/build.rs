@@ -1,5 +1,8 @@
 //! Compiles every `.cu` file below `cuda/` with nvcc when the feature `cuda` is on, and links the
 //! result with the static CUDA runtime. Needs no GPU and no driver; libcuda is never linked.
+//!
+//! What is in `cuda/scheduler/`, PTX included, is compiled relocatably and linked for the device: kernels there launch graphs
+//! and call functions compiled from Rust.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,9 +11,15 @@ use std::{env, fs};
 /// Hopper with its own instructions (wgmma, bulk copies).
 const ARCH: &str = "arch=compute_90a,code=sm_90a";
 
+/// Where relocatable objects go, below `OUT_DIR`.
+const RELOCATABLE: &str = "relocatable";
+/// The scheduler's block shares its multiprocessor with the step's kernels.
+const SCHEDULER_REGISTERS: &str = "-maxrregcount=64";
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda");
+    println!("cargo:rerun-if-changed=../ring/include/izar_ring.h");
     println!("cargo:rerun-if-env-changed=IZAR_CUDA_HOME");
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
@@ -18,7 +27,10 @@ fn main() {
     }
     let home = cuda_home();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let objects = compile(&home.join("bin/nvcc"), &sources(Path::new("cuda")), &out);
+    let nvcc = home.join("bin/nvcc");
+    let mut objects = compile(&nvcc, &sources(Path::new("cuda")), &out);
+    let linked = link_for_device(&nvcc, &objects, &out);
+    objects.push(linked);
     archive(&objects, &out.join("libizar_kernels_cuda.a"));
     link(&home, &out);
 }
@@ -46,7 +58,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     for path in entries.map(|entry| entry.expect("readable folder").path()) {
         if path.is_dir() {
             found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "cu") {
+        } else if path
+            .extension()
+            .is_some_and(|extension| extension == "cu" || extension == "ptx")
+        {
             found.push(path);
         }
     }
@@ -60,8 +75,25 @@ fn compile(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Vec<PathBuf> {
         .iter()
         .map(|source| {
             let stem = source.file_stem().expect("a .cu file has a name");
-            let object = out.join(stem).with_extension("o");
-            let child = Command::new(nvcc)
+            let is_ptx = source
+                .extension()
+                .is_some_and(|extension| extension == "ptx");
+            let kind = if is_ptx { "ptx.o" } else { "o" };
+            let object = out
+                .join(if is_in_scheduler(source) {
+                    RELOCATABLE
+                } else {
+                    ""
+                })
+                .join(stem)
+                .with_extension(kind);
+            fs::create_dir_all(object.parent().expect("a file in a folder"))
+                .expect("OUT_DIR is ours");
+            let mut command = Command::new(nvcc);
+            if is_in_scheduler(source) {
+                command.args(["-rdc=true", SCHEDULER_REGISTERS]);
+            }
+            let child = command
                 .args([
                     "-O3",
                     "-std=c++17",
@@ -86,6 +118,30 @@ fn compile(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Vec<PathBuf> {
             object
         })
         .collect()
+}
+
+fn is_in_scheduler(path: &Path) -> bool {
+    path.parent()
+        .is_some_and(|folder| folder.ends_with("scheduler"))
+}
+
+/// Resolves the calls between relocatable objects.
+fn link_for_device(nvcc: &Path, objects: &[PathBuf], out: &Path) -> PathBuf {
+    let linked = out.join("device_link.o");
+    let relocatable = objects
+        .iter()
+        .filter(|object| object.starts_with(out.join(RELOCATABLE)));
+    let status = Command::new(nvcc)
+        .args(["-dlink", "-Xcompiler=-fPIC", "-gencode", ARCH, "-o"])
+        .arg(&linked)
+        .args(relocatable)
+        .arg("-lcudadevrt")
+        .status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "nvcc cannot link the scheduler for the device"
+    );
+    linked
 }
 
 fn archive(objects: &[PathBuf], library: &Path) {

@@ -4,15 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use izar_kernels::{MAX_LAUNCH_WINDOW, ResidentStatus, StepGate};
 use izar_model::Checkpoint;
 use izar_ring::{RingGeometry, RingOptions};
 use izar_transport::{InProcess, InProcessError};
 use thiserror::Error;
 
-use crate::cuda::{BLOCK_SIZE, CudaExecutor, CudaExecutorOptions, ExecutorError};
+use crate::cuda::resident::{ResidentOptions, ResidentScheduler, ResidentStartError};
+use crate::cuda::{self, BLOCK_SIZE, CudaExecutor, CudaExecutorOptions, ExecutorError};
 use crate::driver::{
     DEFAULT_MASK_TIMEOUT, Engine, EngineOptions, Placement, StartError, Study, now_ns,
 };
+use crate::sampling::SeedSource;
 use crate::sizing::{SizeError, Wishes};
 
 /// What an operator may choose. `None` means: worked out from the model and the device.
@@ -42,6 +45,9 @@ pub struct CudaEngineOptions {
     pub hardware: String,
     /// What an experiment changes and watches; the default is nothing.
     pub study: Study,
+    /// Steps that the scheduler on the device launches before it has to launch itself again. What CUDA allows, unless that is
+    /// to be tested.
+    pub launch_window: u32,
 }
 
 impl Default for CudaEngineOptions {
@@ -59,6 +65,7 @@ impl Default for CudaEngineOptions {
             model_name: "model".into(),
             hardware: "GPU".into(),
             study: Study::default(),
+            launch_window: MAX_LAUNCH_WINDOW,
         }
     }
 }
@@ -75,6 +82,9 @@ pub enum CudaStartError {
     /// The ring could not be made.
     #[error(transparent)]
     Ring(#[from] InProcessError),
+    /// The scheduler on the device.
+    #[error(transparent)]
+    Resident(#[from] ResidentStartError),
     /// The engine did not start.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -88,6 +98,10 @@ pub struct CudaEngine {
     pub transport: Arc<InProcess>,
     /// What was decided.
     pub summary: CudaSummary,
+    /// Where planning happens: as asked for, unless the device does not allow it.
+    pub placement: Placement,
+    /// What the scheduler on the device tells about itself, if that is the placement.
+    pub resident: Option<Arc<ResidentStatus>>,
 }
 
 /// What a CUDA engine settled on. Displays as part of a line of the log.
@@ -146,7 +160,15 @@ impl CudaEngine {
             max_num_seqs: options.max_num_seqs,
             max_num_batched_tokens: wishes.max_num_batched_tokens,
         };
-        let mut executor = CudaExecutor::start(checkpoint, &executor_options, progress)?;
+        let placement = available(options.placement);
+        let (executor, gate) = if placement == Placement::Gpu {
+            let (executor, gate) =
+                CudaExecutor::start_gated(checkpoint, &executor_options, progress)?;
+            (executor, Some(gate))
+        } else {
+            let executor = CudaExecutor::start(checkpoint, &executor_options, progress)?;
+            (executor, None)
+        };
         let policy = wishes.config(config, executor.num_kv_blocks())?;
         let summary = CudaSummary {
             weight_bytes: executor.weight_bytes(),
@@ -156,21 +178,9 @@ impl CudaEngine {
             num_buckets: executor.num_buckets(),
             capture_s: executor.capture_s(),
         };
-        let geometry = RingGeometry {
-            num_slots: policy.num_slots,
-            ..RingGeometry::default()
-        };
-        let (transport, ring) = InProcess::create(&RingOptions {
-            geometry,
-            epoch: now_ns(),
-            ..RingOptions::default()
-        })?;
-        executor
-            .map_ring(&transport, ring.layout())
-            .map_err(ExecutorError::from)?;
         let engine_options = EngineOptions {
             policy,
-            placement: options.placement,
+            placement,
             seed: options.seed,
             vocab_size: config.vocab_size as u32,
             model_name: options.model_name.clone(),
@@ -178,14 +188,80 @@ impl CudaEngine {
             mask_timeout: DEFAULT_MASK_TIMEOUT,
             study: options.study.clone(),
         };
-        let engine = Engine::start(engine_options, ring, Box::new(executor))?;
+        let (engine, transport, resident) = match gate {
+            Some(gate) => start_resident(engine_options, executor, gate, options.launch_window)?,
+            None => start_on_host(engine_options, executor)?,
+        };
         tracing::debug!("started in {:.2} s", begun.elapsed().as_secs_f32());
         Ok(Self {
             engine,
             transport,
             summary,
+            placement,
+            resident,
         })
     }
+}
+
+/// A running engine, its ring, and what a scheduler on the device tells.
+type Started = (Engine, Arc<InProcess>, Option<Arc<ResidentStatus>>);
+
+/// The placement, or the next best where graphs cannot be launched from the device.
+fn available(placement: Placement) -> Placement {
+    if placement != Placement::Gpu {
+        return placement;
+    }
+    match cuda::resident::probe() {
+        Ok(()) => placement,
+        Err(reason) => {
+            let instead = Placement::HostAsync;
+            tracing::warn!(
+                "graphs cannot be launched from this device ({reason}): scheduler {instead}, not {placement}"
+            );
+            instead
+        }
+    }
+}
+
+fn start_on_host(
+    options: EngineOptions,
+    mut executor: CudaExecutor,
+) -> Result<Started, CudaStartError> {
+    let geometry = RingGeometry {
+        num_slots: options.policy.num_slots,
+        ..RingGeometry::default()
+    };
+    let (transport, ring) = InProcess::create(&RingOptions {
+        geometry,
+        epoch: now_ns(),
+        ..RingOptions::default()
+    })?;
+    executor
+        .map_ring(&transport, ring.layout())
+        .map_err(ExecutorError::from)?;
+    let engine = Engine::start(options, ring, Box::new(executor))?;
+    Ok((engine, transport, None))
+}
+
+fn start_resident(
+    options: EngineOptions,
+    executor: CudaExecutor,
+    gate: StepGate,
+    launch_window: u32,
+) -> Result<Started, CudaStartError> {
+    let resident_options = ResidentOptions {
+        policy: options.policy,
+        vocab_size: options.vocab_size,
+        model_name: options.model_name,
+        hardware: options.hardware,
+        seed: options.seed.unwrap_or_else(|| SeedSource::from_os().draw()),
+        mask_timeout: options.mask_timeout,
+        launch_window,
+    };
+    let (scheduler, transport) = ResidentScheduler::start(executor, gate, &resident_options)?;
+    let status = scheduler.status();
+    let engine = Engine::watched("izar-resident", move |control| scheduler.watch(control))?;
+    Ok((engine, transport, Some(status)))
 }
 
 impl CudaEngineOptions {

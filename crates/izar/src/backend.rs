@@ -38,7 +38,7 @@ pub struct Backend {
 impl Backend {
     /// Loads the model and starts an engine for it. `model_name` is what logs and metrics call it.
     pub fn start(args: &EngineArgs, model_name: &str) -> Result<Self> {
-        let scheduler = args.scheduler.map(placement).transpose()?;
+        let scheduler = args.scheduler.map(placement);
         let path = &args.model;
         ensure!(
             path.exists(),
@@ -179,7 +179,7 @@ fn start_cuda(
     Ok(Running {
         engine: running.engine,
         transport: running.transport,
-        summary: format!("{}, scheduler {}", running.summary, options.placement),
+        summary: format!("{}, scheduler {}", running.summary, running.placement),
     })
 }
 
@@ -213,11 +213,11 @@ pub fn cuda_options(
     })
 }
 
-fn placement(scheduler: Scheduler) -> Result<Placement> {
+fn placement(scheduler: Scheduler) -> Placement {
     match scheduler {
-        Scheduler::HostSync => Ok(Placement::HostSync),
-        Scheduler::HostAsync => Ok(Placement::HostAsync),
-        Scheduler::Gpu => bail!("--scheduler gpu is not there yet: use host-sync or host-async"),
+        Scheduler::HostSync => Placement::HostSync,
+        Scheduler::HostAsync => Placement::HostAsync,
+        Scheduler::Gpu => Placement::Gpu,
     }
 }
 
@@ -253,10 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn scheduler_on_the_gpu_is_refused_with_what_to_use() {
-        let error = placement(Scheduler::Gpu)
-            .expect_err("no CUDA here")
-            .to_string();
-        assert!(error.contains("host-sync"), "{error}");
+    fn every_scheduler_has_its_placement() {
+        let names = [Scheduler::HostSync, Scheduler::HostAsync, Scheduler::Gpu];
+        let names = names.map(|scheduler| placement(scheduler).to_string());
+        assert_eq!(names, ["host-sync", "host-async", "gpu"]);
     }
 }

@@ -123,6 +123,14 @@ unsafe extern "C" {
         swiglu: u32,
         stream: RawStream,
     ) -> i32;
+    pub(crate) fn izar_gate(plan: *const c_void, control: *mut c_void, stream: RawStream) -> i32;
+    pub(crate) fn izar_resident(args: *const crate::resident::Args, stream: RawStream) -> i32;
+    pub(crate) fn izar_resident_make(
+        core: *mut c_void,
+        addresses: *const c_void,
+        made: *mut c_void,
+        stream: RawStream,
+    ) -> i32;
     pub(crate) fn izar_bind_rows(
         arena: *const c_void,
         count: u32,

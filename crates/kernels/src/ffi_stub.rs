@@ -72,6 +72,9 @@ not_built! {
     izar_rope_and_kv_write(*const crate::rope_and_kv_write::Args, RawStream);
     izar_rope_table(*const c_void, *mut c_void, *mut c_void, u32, u32, f32, RawStream);
     izar_reference_projection(*const c_void, *const c_void, *mut c_void, u32, u32, u32, u32, u32, RawStream);
+    izar_gate(*const c_void, *mut c_void, RawStream);
+    izar_resident(*const crate::resident::Args, RawStream);
+    izar_resident_make(*mut c_void, *const c_void, *mut c_void, RawStream);
     izar_bind_rows(*const c_void, u32, *const crate::sampler::RowsArgs, RawStream);
     izar_sample_clusters(u32, *mut u32);
     izar_sample(*const crate::sampler::SampleArgs, RawStream);

@@ -46,6 +46,7 @@ mod paged_prefill_attention;
 mod pinned;
 mod read_stream;
 mod reference_projection;
+mod resident;
 mod rms_norm;
 mod rope_and_kv_write;
 mod sampler;
@@ -80,6 +81,10 @@ pub use paged_prefill_attention::{PagedPrefillAttention, paged_prefill_attention
 pub use pinned::PinnedBuffer;
 pub use read_stream::read_stream;
 pub use reference_projection::reference_projection;
+pub use resident::{
+    MAX_LAUNCH_WINDOW, Resident, ResidentError, ResidentFigures, ResidentOffsets, ResidentStatus,
+    StepGate, gate, resident, resident_make,
+};
 pub use rms_norm::{RmsNorm, RmsNormError, rms_norm};
 pub use rope_and_kv_write::{HeadNorms, RopeAndKvWrite, RopeTable, rope_and_kv_write};
 pub use sampler::{

@@ -278,7 +278,7 @@ impl DeviceRows {
         &self.last_tokens
     }
 
-    fn args(&self) -> RowsArgs {
+    pub(crate) fn args(&self) -> RowsArgs {
         RowsArgs {
             rows: self.rows.address_of(0),
             lists: self.lists.address_of(0),
@@ -422,6 +422,17 @@ impl DeviceRows {
         // SAFETY: all buffers have the sizes the kernel expects and outlive work on them.
         check("sample", unsafe { ffi::izar_sample(&args, raw) })?;
         Ok(())
+    }
+
+    /// The devices' address of the records, `[2, max_num_seqs]`.
+    pub(crate) fn records(&self) -> *mut c_void {
+        self.slots.address_of(0)
+    }
+
+    /// The devices' address of the log-probabilities, `[2, max_num_seqs, LOGPROB_ENTRIES]`.
+    #[must_use]
+    pub fn logprobs_address(&self) -> u64 {
+        self.logprobs.address_of(0) as u64
     }
 
     fn place(&self, step: u64, sample: usize) -> usize {

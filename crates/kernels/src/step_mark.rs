@@ -9,6 +9,7 @@ use crate::expand_plan::StepMeta;
 use crate::ffi;
 use crate::memory::DeviceBuffer;
 use crate::pinned::PinnedBuffer;
+use crate::resident::StepGate;
 use crate::stream::Stream;
 
 /// Words of the marks: three clocks, the step, and padding to a cache line.
@@ -23,9 +24,10 @@ pub(crate) struct Args {
     meta: *const c_void,
     index: u32,
     unused: u32,
+    done: *mut c_void,
 }
 
-const _: () = assert!(size_of::<Args>() == 24);
+const _: () = assert!(size_of::<Args>() == 32);
 
 /// A place on a step's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +44,7 @@ pub enum Mark {
 #[derive(Debug)]
 pub struct StepMarks {
     words: PinnedBuffer<u64>,
+    gate: Option<StepGate>,
 }
 
 impl StepMarks {
@@ -52,6 +55,18 @@ impl StepMarks {
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             words: PinnedBuffer::new(device, WORDS)?,
+            gate: None,
+        })
+    }
+
+    /// Marks of steps that also tell the gate of the step after them that they are complete.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    pub fn with_gate(device: &Device, gate: &StepGate) -> Result<Self, CudaError> {
+        Ok(Self {
+            gate: Some(gate.clone()),
+            ..Self::new(device)?
         })
     }
 
@@ -103,6 +118,10 @@ pub fn step_mark(
         meta,
         index: mark as u32,
         unused: 0,
+        done: marks
+            .gate
+            .as_ref()
+            .map_or(std::ptr::null_mut(), StepGate::done),
     };
     let raw = stream.for_launch()?;
     // SAFETY: the kernel writes inside the marks and reads one StepMeta; both outlive work on them.

@@ -89,7 +89,7 @@ impl StepBench {
             max_num_seqs: max_batch,
             max_num_batched_tokens: max_tokens.max(max_batch),
         };
-        let mut executor = CudaExecutor::start_uncaptured(checkpoint, &options, progress)?;
+        let mut executor = CudaExecutor::start_uncaptured(checkpoint, &options, None, progress)?;
         executor.model.fill_cache(&executor.stream)?;
         let rows: Vec<RowBinding> = (0..max_batch).map(binding).collect();
         executor.model.sampler.bind(&executor.stream, 0, &rows)?;

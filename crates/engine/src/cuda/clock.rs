@@ -28,6 +28,11 @@ impl DeviceClock {
         Ok(Self { offset_ns })
     }
 
+    /// What to add to the device's clock to get the engine's.
+    pub(super) fn offset_ns(&self) -> i64 {
+        self.offset_ns
+    }
+
     /// The engine's time at a mark.
     pub(super) fn at(&self, marks: &StepMarks, mark: Mark) -> u64 {
         (marks.clock_ns(mark) as i64 + self.offset_ns) as u64

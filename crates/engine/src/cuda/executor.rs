@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use izar_kernels::{CudaError, Device, MappedRegion, Mark, StepMarks, Stream};
+use izar_kernels::{CudaError, Device, MappedRegion, Mark, StepGate, StepMarks, Stream};
 use izar_model::Checkpoint;
 use izar_ring::RingLayout;
 use izar_transport::InProcess;
@@ -47,13 +47,13 @@ struct InFlight {
 
 /// See the module documentation.
 pub struct CudaExecutor {
-    graphs: StepGraphs,
+    pub(super) graphs: StepGraphs,
     pub(super) model: CudaModel,
     pub(super) halves: [Half; 2],
     prompts: PromptScorer,
     pub(super) stream: Stream,
     copies: Stream,
-    clock: DeviceClock,
+    pub(super) clock: DeviceClock,
     in_flight: VecDeque<InFlight>,
     /// Slots of the samples that are being read; kept for its memory.
     slots: Vec<u32>,
@@ -112,11 +112,36 @@ impl CudaExecutor {
         options: &CudaExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ExecutorError> {
-        let mut executor = Self::start_uncaptured(checkpoint, options, progress)?;
+        Self::start_with(checkpoint, options, None, progress)
+    }
+
+    /// An executor whose steps a resident scheduler launches: each waits for its turn at a gate, so it is of no use as an
+    /// [`Executor`].
+    pub(crate) fn start_gated(
+        checkpoint: &Checkpoint,
+        options: &CudaExecutorOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Self, StepGate), ExecutorError> {
+        let stream = Stream::new(&Device::open(0)?)?;
+        let gate = StepGate::new(&stream)?;
+        let executor = Self::start_with(checkpoint, options, Some(&gate), progress)?;
+        Ok((executor, gate))
+    }
+
+    fn start_with(
+        checkpoint: &Checkpoint,
+        options: &CudaExecutorOptions,
+        gate: Option<&StepGate>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, ExecutorError> {
+        let mut executor = Self::start_uncaptured(checkpoint, options, gate, progress)?;
         let begun = Instant::now();
         let grid = Grid::new(options.max_num_seqs, options.max_num_batched_tokens);
         let (model, halves) = (&executor.model, &executor.halves);
         executor.graphs = StepGraphs::capture(&executor.stream, grid, |stream, bucket, half| {
+            if let Some(gate) = gate {
+                izar_kernels::gate(stream, &halves[half].plan, gate)?;
+            }
             step::record(model, stream, bucket, &halves[half], Variant::FULL)
         })?;
         executor.capture_s = begun.elapsed().as_secs_f32();
@@ -127,6 +152,7 @@ impl CudaExecutor {
     pub(super) fn start_uncaptured(
         checkpoint: &Checkpoint,
         options: &CudaExecutorOptions,
+        gate: Option<&StepGate>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ExecutorError> {
         if options.max_num_seqs > MAX_NUM_SEQS {
@@ -141,7 +167,10 @@ impl CudaExecutor {
         };
         let longest = options.max_model_len as usize;
         let mut model = CudaModel::load(&stream, checkpoint, limits, longest, progress)?;
-        let halves = [Half::new(&stream, limits)?, Half::new(&stream, limits)?];
+        let halves = [
+            Half::new(&stream, limits, gate)?,
+            Half::new(&stream, limits, gate)?,
+        ];
         let grid = Grid::new(options.max_num_seqs, options.max_num_batched_tokens);
         let memory = deal_out(&device, &model, &grid, options)?;
         model.allocate_cache(&stream, memory.num_kv_blocks)?;

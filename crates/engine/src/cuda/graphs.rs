@@ -59,6 +59,13 @@ impl StepGraphs {
         unsafe { exec.launch(stream) }
     }
 
+    /// What is captured, and the handles by which a kernel launches it: by bucket, then by half.
+    pub(super) fn for_device(&self) -> (&Grid, Vec<u64>) {
+        let grid = self.grid.as_ref().expect("steps are captured at start");
+        let handles = self.execs.iter().flatten().map(GraphExec::device_handle);
+        (grid, handles.collect())
+    }
+
     /// Captured shapes.
     pub(super) fn num_buckets(&self) -> usize {
         self.execs.len()

@@ -78,6 +78,11 @@ impl Grid {
         &self.buckets
     }
 
+    /// Indices of the tightest buckets by number of tokens - 1: for steps of decodes, and for any.
+    pub fn tables(&self) -> (&[u16], &[u16]) {
+        (&self.decode, &self.mixed)
+    }
+
     /// Index of the tightest bucket for a step of `num_tokens` tokens, all of them decodes or not.
     ///
     /// # Panics

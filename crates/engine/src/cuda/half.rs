@@ -3,7 +3,9 @@
 //! Step n uses half n % 2, so that the plan of step n + 1 is written and copied while step n runs. Every captured graph
 //! is instantiated once for each half. Written by the thread that launches; the device reads `plan` and writes `marks`.
 
-use izar_kernels::{CudaError, DeviceBuffer, Event, PinnedBuffer, PlanWriter, StepMarks, Stream};
+use izar_kernels::{
+    CudaError, DeviceBuffer, Event, PinnedBuffer, PlanWriter, StepGate, StepMarks, Stream,
+};
 
 use crate::driver::StepWork;
 
@@ -26,7 +28,12 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn new(stream: &Stream, limits: StepLimits) -> Result<Self, CudaError> {
+    /// With a gate, the half's steps raise it when they are complete.
+    pub(super) fn new(
+        stream: &Stream,
+        limits: StepLimits,
+        gate: Option<&StepGate>,
+    ) -> Result<Self, CudaError> {
         let device = stream.device();
         let words = PlanWriter::words(
             limits.max_num_seqs,
@@ -36,7 +43,10 @@ impl Half {
         Ok(Self {
             staging: PinnedBuffer::new(device, words)?,
             plan: DeviceBuffer::new(device, words)?,
-            marks: StepMarks::new(device)?,
+            marks: match gate {
+                Some(gate) => StepMarks::with_gate(device, gate)?,
+                None => StepMarks::new(device)?,
+            },
             copied: Event::untimed(device)?,
         })
     }

@@ -11,6 +11,7 @@
 //! - `grid`: which shapes are captured. `step`: what is captured. `graphs`: the captures.
 //! - `prompts`: log-probabilities of prompts, computed behind the step that has their tokens.
 //! - `half`: how plans get to the device. `executor`: launching and waiting. `clock`: the device's time on the engine's line.
+//! - `resident`: the placement without a host: a scheduler on the device launches the captures itself.
 //! - `stages`, `bench`: steps without some of their parts, and how long they take.
 //! - `model`: everything a step reads; `weights`, `buffers`, `sampler` its parts. `memory`: how much of it fits.
 
@@ -26,6 +27,7 @@ mod half;
 pub mod memory;
 mod model;
 mod prompts;
+pub(crate) mod resident;
 pub mod sampler;
 mod stages;
 mod step;
@@ -36,6 +38,7 @@ use izar_kernels::{CudaError, Device, Linear, LinearError, Stream};
 pub use error::{CudaModelError, StepError};
 pub use executor::{CudaExecutor, CudaExecutorOptions, ExecutorError};
 pub use memory::BLOCK_SIZE;
+pub use resident::ResidentStartError;
 pub use stages::{Stage, Variant};
 
 /// Whether there is a device that this build can use.

@@ -106,6 +106,16 @@ impl DeviceSampler {
         self.rows.last_tokens()
     }
 
+    /// The rows, for a scheduler on the device that binds them and reads their samples itself.
+    pub(super) fn rows(&self) -> &DeviceRows {
+        &self.rows
+    }
+
+    /// Words of a row's lists.
+    pub(super) const fn list_capacity() -> u32 {
+        LIST_CAPACITY
+    }
+
     /// Binds rows before step `step`, in the order of the stream; the rows are distinct. A binding that no row can take
     /// (a broken request) makes its row fail, not this call.
     ///

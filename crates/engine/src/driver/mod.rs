@@ -28,7 +28,7 @@ use thiserror::Error;
 
 use crate::sampling::SeedSource;
 use scheduler::{Parts, Scheduler};
-use stats::Control;
+pub(crate) use stats::Control;
 
 pub use clock::now_ns;
 pub use executor::{
@@ -77,6 +77,9 @@ pub enum StartError {
         /// Slots of the ring.
         ring: u32,
     },
+    /// The placement is not for a scheduler on the host.
+    #[error("--scheduler {0} needs a CUDA device: use host-sync or host-async")]
+    Placement(Placement),
     /// The operating system refused a thread.
     #[error("cannot start the scheduler thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -98,6 +101,9 @@ impl Engine {
         mut ring: EngineEnd,
         executor: Box<dyn Executor>,
     ) -> Result<Self, StartError> {
+        if options.placement == Placement::Gpu {
+            return Err(StartError::Placement(options.placement));
+        }
         let policy = OwnedState::new(options.policy)?;
         if ring.layout().num_slots() != options.policy.num_slots {
             return Err(StartError::Slots {
@@ -132,6 +138,22 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name("izar-scheduler".into())
             .spawn(move || serve(placement, scheduler, executor))?;
+        Ok(Self {
+            control,
+            thread: Some(thread),
+        })
+    }
+
+    /// An engine that schedules itself elsewhere; `watch` looks after it on a thread until it has ended or is to stop.
+    pub(crate) fn watched(
+        name: &str,
+        watch: impl FnOnce(&Control) -> Result<(), ExecutorFailed> + Send + 'static,
+    ) -> Result<Self, StartError> {
+        let control = Arc::new(Control::default());
+        let watched = Arc::clone(&control);
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || watch(&watched))?;
         Ok(Self {
             control,
             thread: Some(thread),

@@ -1,4 +1,4 @@
-//! The two host placements: when planning happens relative to the step it plans for.
+//! The host placements: when planning happens relative to the step it plans for.
 //!
 //! - `host-sync` is the classic loop: plan, launch, wait, publish, again. Nothing overlaps.
 //! - `host-async` is Albireo's (§4, §5) on one host thread: step n+1 is planned and launched while step n runs, on the
@@ -29,6 +29,8 @@ pub enum Placement {
     HostSync,
     /// Plan and launch step n+1 while step n runs.
     HostAsync,
+    /// The same on the device, by a resident scheduler; not the driver's work.
+    Gpu,
 }
 
 impl fmt::Display for Placement {
@@ -36,13 +38,14 @@ impl fmt::Display for Placement {
         f.write_str(match self {
             Self::HostSync => "host-sync",
             Self::HostAsync => "host-async",
+            Self::Gpu => "gpu",
         })
     }
 }
 
 /// The name is none of the placements.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown scheduler '{0}'; known: host-sync, host-async")]
+#[error("unknown scheduler '{0}'; known: host-sync, host-async, gpu")]
 pub struct UnknownPlacement(String);
 
 impl FromStr for Placement {
@@ -52,6 +55,7 @@ impl FromStr for Placement {
         match name {
             "host-sync" => Ok(Self::HostSync),
             "host-async" => Ok(Self::HostAsync),
+            "gpu" => Ok(Self::Gpu),
             _ => Err(UnknownPlacement(name.to_owned())),
         }
     }
@@ -69,6 +73,7 @@ pub(super) fn run(
     match placement {
         Placement::HostSync => run_sync(scheduler, executor),
         Placement::HostAsync => run_async(scheduler, executor),
+        Placement::Gpu => unreachable!("`Engine::start` refuses what is not a host's placement"),
     }
 }
 

@@ -19,7 +19,7 @@ const TIME_BOUNDS: &[u64] = &StepStats::TIME_BOUNDS_NS;
 
 /// Shared between the engine's scheduler thread (writes times, reads the stop flag) and its owner (the reverse).
 #[derive(Debug, Default)]
-pub(super) struct Control {
+pub(crate) struct Control {
     stopping: AtomicBool,
     times: [AtomicU64; 8],
 }
@@ -52,7 +52,7 @@ impl Control {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         // Relaxed: see `stop`.
         self.stopping.load(Ordering::Relaxed)
     }
@@ -60,6 +60,34 @@ impl Control {
     fn add(&self, which: usize, ns: u64) {
         // Relaxed: figures for people; each is right by itself, and one thread writes.
         self.times[which].fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Takes over sums that somebody else keeps.
+    pub(crate) fn set_times(&self, times: &StepTimes) {
+        let StepTimes {
+            num_steps,
+            planning_ns,
+            forward_ns,
+            sampling_ns,
+            publishing_ns,
+            gap_ns,
+            filling_ns,
+            launching_ns,
+        } = *times;
+        let sums = [
+            num_steps,
+            planning_ns,
+            forward_ns,
+            sampling_ns,
+            publishing_ns,
+            gap_ns,
+            filling_ns,
+            launching_ns,
+        ];
+        for (place, sum) in self.times.iter().zip(sums) {
+            // Relaxed: see `add`.
+            place.store(sum, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn times(&self) -> StepTimes {

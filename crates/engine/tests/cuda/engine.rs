@@ -50,7 +50,7 @@ pub fn finish(handle: &mut RequestHandle) -> (Vec<u32>, FinishReason) {
 }
 
 /// A mix of greedy and seeded requests of many lengths, half of them with common beginnings.
-fn traffic(running: &Running, vocab: usize) -> Vec<(Vec<u32>, FinishReason)> {
+pub fn traffic(running: &Running, vocab: usize) -> Vec<(Vec<u32>, FinishReason)> {
     let requests: Vec<(Vec<u32>, u32)> = (0..NUM_REQUESTS)
         .map(|i| {
             let mut tokens = prompt(i % 5, 40, vocab);

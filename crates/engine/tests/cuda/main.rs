@@ -11,6 +11,7 @@ mod logits;
 mod mask_feed;
 mod masks;
 mod prompts;
+mod resident;
 mod smollm2;
 mod weights;
 

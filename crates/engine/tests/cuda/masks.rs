@@ -134,7 +134,7 @@ fn late_masks_put_their_own_sequence_off_and_change_nobodys_tokens() {
     }
     let tiny = write(&all()[1].1);
     let mut first: Option<Vec<Vec<u32>>> = None;
-    for placement in [Placement::HostSync, Placement::HostAsync] {
+    for placement in [Placement::HostSync, Placement::HostAsync, Placement::Gpu] {
         for pause in [0, 300, 3000].map(Duration::from_micros) {
             let options = CudaEngineOptions {
                 placement,

@@ -1,6 +1,7 @@
 //! `izar bench`: how fast the engine's parts are here, beside what the hardware allows.
 
 mod engine;
+mod gaps;
 mod kernels;
 mod placements;
 mod replay;
@@ -21,6 +22,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.command {
         BenchCommand::Step(args) => step::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
+        BenchCommand::Gaps(args) => gaps::run(args),
         BenchCommand::Placements(args) => placements::run(args),
         BenchCommand::Replay(args) => replay::run(args),
     }

@@ -24,6 +24,8 @@ pub enum BenchCommand {
     /// Both placements side by side: parts of a step, what each mechanism of host-async is worth, what sampling features cost, KV
     /// blocks allocated and used, how busy the GPU is
     Placements(BenchPlacementsArgs),
+    /// The time between two steps, with the scheduler on the host and on the device
+    Gaps(BenchGapsArgs),
     /// Replay a recorded schedule of requests in both placements, and compare what they generate
     Replay(BenchReplayArgs),
 }
@@ -82,6 +84,23 @@ pub struct BenchPlacementsArgs {
     /// How often each variant is measured, in turns; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
+}
+
+/// `izar bench gaps`.
+#[derive(Debug, Args)]
+pub struct BenchGapsArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub model: BenchModelArgs,
+    /// Requests at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub batch: u32,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub input: u32,
+    /// Tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(8..=65536))]
+    pub output: u32,
 }
 
 /// `izar bench kernels`.

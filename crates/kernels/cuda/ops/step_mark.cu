@@ -1,6 +1,7 @@
 // step_mark: when a step got where, and that it is complete, told to a host that polls.
 //   marks [8] u64 in pinned host memory: 0..2 the device's clock in ns at mark 0, 1, 2; 3 the step number, last
 //   meta: StepMeta, or null for a mark that ends nothing
+//   done: u64 in device memory that gets the step number, too, or null
 // One thread. The step number is stored with release at system scope, after the clock and after everything that earlier
 // kernels of the stream wrote. Bound: latency.
 #include <cuda_runtime.h>
@@ -17,8 +18,9 @@ struct IzarStepMarkArgs {
   const uint64_t* meta;
   uint32_t index;
   uint32_t unused;
+  uint64_t* done;
 };
-static_assert(sizeof(IzarStepMarkArgs) == 24);
+static_assert(sizeof(IzarStepMarkArgs) == 32);
 
 namespace {
 
@@ -37,6 +39,8 @@ __global__ void kernel(const IzarStepMarkArgs a) {
     // Makes marks and sample records in host memory visible before the step counts as complete.
     ptx::fence_acq_rel_sys();
     ptx::st_release_sys_u64(a.marks + kStepWord, a.meta[kMetaStepWord]);
+    // SYNC step-done: pairs with the acquire loads in scheduler/gate.cu and scheduler/resident.cuh.
+    if (a.done != nullptr) ptx::st_release_gpu_u64(a.done, a.meta[kMetaStepWord]);
   }
 }
 

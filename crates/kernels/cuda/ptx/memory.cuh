@@ -44,6 +44,16 @@ __device__ __forceinline__ uint64_t ld_acquire_sys_u64(const uint64_t* address) 
   return value;
 }
 
+__device__ __forceinline__ uint64_t ld_acquire_gpu_u64(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void st_release_gpu_u64(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // Nanoseconds of the device's clock.
