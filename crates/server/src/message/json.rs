@@ -331,7 +331,8 @@ mod tests {
         #[test]
         fn what_ends_is_what_serde_json_reads(text in r#"[\[{]["\[\]{},:0-9eE.+\-ntrufalse\\ ]{0,12}"#) {
             let read = serde_json::from_str::<serde_json::Value>(&text).is_ok();
-            let scanned = scan(&text) == Some(text.len());
+            // White space may follow a value and is no part of it.
+            let scanned = scan(&text) == Some(text.trim_end().len());
             // A number too large for f64 is JSON all the same.
             prop_assert!(scanned == read || (scanned && text.contains(['e', 'E'])), "{text}: {scanned} {read}");
         }
