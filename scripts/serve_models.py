@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serves models of full size from their config.json alone, one after the other, and asks each a few things over HTTP.
 
-    scripts/serve_models.py --izar target/release/izar                    all of fixtures/full-size, on a GPU
+    scripts/serve_models.py --izar target/release/izar                    all of model-configs, on a GPU
     scripts/serve_models.py --izar ... --configs fixtures --only qwen3 --device cpu --input 40 --output 8
 
 Weights are made up (`--load-format dummy`), everything else is what `izar serve` does without flags. For each model: seconds
@@ -158,7 +158,7 @@ def line(figures):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--izar", required=True, help="the binary")
-    parser.add_argument("--configs", type=Path, default=ROOT / "fixtures" / "full-size", help="directory of NAME/config.json")
+    parser.add_argument("--configs", type=Path, default=ROOT / "model-configs", help="directory of NAME/config.json")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "crates/tokenizer/tests/data/qwen3-small.tokenizer.json")
     parser.add_argument("--only", type=lambda s: s.split(","), help="names, separated by commas")
     parser.add_argument("--device", default="cuda")

@@ -45,7 +45,7 @@ const MODELS: [Model; 10] = [
 ];
 
 fn config(name: &str) -> ModelConfig {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/full-size");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../model-configs");
     ModelConfig::read(&root.join(name)).expect("a fixture")
 }
 
