@@ -12,6 +12,7 @@ use izar_transport::client::RingClient;
 use izar_transport::mock_engine::{MockEngine, MockOptions, Reply};
 use serde_json::{Value, json};
 use tower::ServiceExt;
+use tower::util::Oneshot;
 
 pub use crate::support::{IM_END, IM_START, MAX_MODEL_LEN, answering, server};
 
@@ -88,6 +89,22 @@ pub fn saying(text: &'static str) -> MockOptions {
 }
 
 impl Harness {
+    /// A chat that is streamed, its first chunk read.
+    pub async fn begin_stream(&self) -> Body {
+        let response = self.post_chat(json!({"stream": true})).await;
+        let mut body = response.expect("infallible").into_body();
+        body.frame().await.expect("a frame").expect("a first chunk");
+        body
+    }
+
+    /// A chat that is sent once the answer is awaited; `extra` is merged into its body.
+    pub fn post_chat(&self, extra: Value) -> Oneshot<Router, Request<Body>> {
+        let body = Body::from(chat_body(extra));
+        let request = Request::post("/v1/chat/completions").body(body);
+        let request = request.expect("a request");
+        self.router.clone().oneshot(request)
+    }
+
     pub fn new(mock: MockOptions) -> Self {
         Self::with(mock, ServerOptions::default())
     }

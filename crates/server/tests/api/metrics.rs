@@ -4,13 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::Request;
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
-use crate::common::{Harness, chat_body, saying};
+use crate::common::{Harness, saying};
 use crate::operations::hanging;
 
 /// vLLM's metrics that its dashboards and the Kubernetes gateway's endpoint picker read, with their types.
@@ -189,20 +185,10 @@ async fn counters_and_gauges_agree_after_everybody_has_left_at_once() {
     let harness = Harness::new(mock);
     let mut running = Vec::new();
     for _ in 0..8 {
-        let body = chat_body(json!({"stream": true}));
-        let request = Request::post("/v1/chat/completions").body(Body::from(body));
-        let response = harness.router.clone().oneshot(request.expect("a request"));
-        let mut body = response.await.expect("infallible").into_body();
-        body.frame().await.expect("a frame").expect("a first chunk");
-        running.push(body);
+        running.push(harness.begin_stream().await);
     }
     let waiting: Vec<_> = (0..24)
-        .map(|_| {
-            let request = Request::post("/v1/chat/completions")
-                .body(Body::from(chat_body(json!({"n": 2}))))
-                .expect("a request");
-            tokio::spawn(harness.router.clone().oneshot(request))
-        })
+        .map(|_| tokio::spawn(harness.post_chat(json!({"n": 2}))))
         .collect();
     while harness.client.stats().slots_in_use < 8 + 48 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -277,11 +263,7 @@ async fn counters_add_up_across_metrics() {
 #[tokio::test]
 async fn engine_that_has_ended_runs_nothing() {
     let mut harness = Harness::new(hanging("ab"));
-    let body = chat_body(json!({"stream": true}));
-    let request = Request::post("/v1/chat/completions").body(Body::from(body));
-    let response = harness.router.clone().oneshot(request.expect("a request"));
-    let mut body = response.await.expect("infallible").into_body();
-    body.frame().await.expect("a frame").expect("a first chunk");
+    let body = harness.begin_stream().await;
     harness.stop_engine();
     drop(body);
     assert_eq!(harness.metric("izar:engine_up").await, 0.0);

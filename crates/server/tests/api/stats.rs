@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-use crate::common::{Harness, answering, chat_body, saying, tokens_of};
+use crate::common::{Harness, answering, saying, tokens_of};
 use crate::operations::hanging;
 use crate::support::server;
 
@@ -205,19 +205,10 @@ async fn watcher_and_metrics_say_the_same_under_load() {
     }
     let mut running = Vec::new();
     for _ in 0..8 {
-        let body = chat_body(json!({"stream": true}));
-        let request = Request::post("/v1/chat/completions").body(Body::from(body));
-        let response = harness.router.clone().oneshot(request.expect("a request"));
-        let mut body = response.await.expect("infallible").into_body();
-        body.frame().await.expect("a frame").expect("a first chunk");
-        running.push(body);
+        running.push(harness.begin_stream().await);
     }
     let waiting: Vec<_> = (0..6)
-        .map(|_| {
-            let body = chat_body(json!({"n": 2}));
-            let request = Request::post("/v1/chat/completions").body(Body::from(body));
-            tokio::spawn(harness.router.clone().oneshot(request.expect("a request")))
-        })
+        .map(|_| tokio::spawn(harness.post_chat(json!({"n": 2}))))
         .collect();
     let mut watch = Watch::start(&harness).await;
     while (
